@@ -1,0 +1,69 @@
+# The words that people and CI use; `make` alone lists them.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format doctor clean
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+SITE := .venv/lib/python3.11/site-packages
+LOG := .venv/setup.log
+CSRC := $(wildcard $(addprefix csrc/,*.h */*.h */*.cpp */*.cuh */*.cu))
+
+# Without it, DGL prints and writes a file in the home folder on its first import.
+export DGLBACKEND := pytorch
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## list these words
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: .venv/ready ## make .venv with the pinned packages and this one, editable
+	@echo "ready: make demo, make test, make doctor"
+
+demo: .venv/ready ## train on the embedded data set and show what was selected
+	@$(BIN)/metselect demo
+
+test: .venv/ready ## run the tests
+	$(BIN)/python -m pytest
+
+lint: .venv/ready ## check style, change nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC))
+
+format: .venv/ready ## repair style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC))
+
+doctor: .venv/ready ## say what works here, what does not, and the remedy
+	@$(BIN)/python -P metselect_dgl/doctor.py
+
+clean: ## remove what was built; the packages in .venv stay
+	rm -rf build dist *.egg-info .benchmarks .hypothesis .pytest_cache .ruff_cache
+	rm -f metselect_dgl/*.so .venv/ready
+	find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
+
+no_python = Python 3.11 is needed and '$(PYTHON)' is not it; install it, or name yours: make setup PYTHON=/path/to/python3.11
+no_venv = '$(PYTHON)' lacks the venv module (on Debian: apt install python3.11-venv); install it and run the same command again
+no_space = the disk is full; make room and run the same command again (log: $(LOG))
+no_packages = the packages could not be downloaded: no network, or the registry was not reached or has none for this machine; run the same command again (log: $(LOG))
+no_build = the packages are there but metselect_dgl itself could not be built; the reason is at the end of $(LOG)
+no_compiler = no C++ compiler found: going on without compiled kernels, the pure PyTorch path serves
+die = { echo "setup: $($1)" >&2; exit 1; }
+whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' && ls $(SITE)/pip-*.dist-info >/dev/null 2>&1
+
+# Interrupted anywhere, the next call completes it: the stamp is written last, and a package that
+# pip did not finish lacks INSTALLER; without its .dist-info pip installs it anew.
+.venv/ready: requirements.txt requirements-dev.txt setup.py pyproject.toml $(CSRC)
+	@for info in $(SITE)/*.dist-info; do [ -e "$$info/INSTALLER" ] || rm -rf "$$info"; done
+	@$(whole_venv) || { \
+	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || $(call die,no_python); \
+	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call die,no_venv); \
+	  $(PYTHON) -m venv --clear .venv; }
+	@command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_compiler)" >&2
+	@printf "installing torch, dgl and friends into .venv (1.5 GB with torch's CPU build, once) "
+	@set -o pipefail; $(BIN)/python -m pip install --no-input -r requirements-dev.txt 2>&1 | tee $(LOG) | \
+	  { while read -r word _; do [ "$$word" != Collecting ] || printf .; done; echo; } || { \
+	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
+	@$(BIN)/python -m pip install --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
+	@touch $@

@@ -1,0 +1,1 @@
+"""Triton kernels, installed as `metselect_dgl.kernels` and imported on first use."""

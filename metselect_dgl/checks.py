@@ -1,0 +1,104 @@
+"""What enters at the public door, checked once: errors name the value seen and the way out."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "feat") -> None:
+    """`feat` is [rows, width] in the dtype and on the device of the parameter `like`."""
+    if not isinstance(feat, Tensor) or not feat.is_floating_point():
+        seen = feat.dtype if isinstance(feat, Tensor) else type(feat).__name__
+        raise TypeError(f"{what} is {seen}; pass a {like.dtype} tensor, for instance feat.float()")
+    if feat.device != like.device:
+        raise ValueError(f"{what} is on {feat.device}, the model on {like.device}; use .to()")
+    if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
+        raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
+    if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
+        raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
+    if feat.dim() != 2 or feat.shape[1] != width:
+        raise ValueError(f"{what} has shape {tuple(feat.shape)}, expected [{rows}, {width}]")
+    if feat.shape[0] != rows:
+        raise ValueError(f"{what} has {feat.shape[0]} rows for {rows} nodes")
+
+
+def check_finite(layers: Sequence[Tensor]) -> None:
+    """A NaN or an infinity is named by its layer and first node."""
+    for depth, h in enumerate(layers):
+        if torch.isfinite(h.detach().sum()):
+            continue
+        bad = (~torch.isfinite(h.detach()).all(1)).nonzero()  # the sum alone may overflow
+        if len(bad):
+            raise ValueError(
+                f"layer {depth} of node {bad[0].item()} is not finite; "
+                "check the features for NaN or inf, or lower the learning rate"
+            )
+
+
+def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor) -> list[Tensor]:
+    """One [N, D_l] tensor a layer; from blocks, the seeds are the first rows of every layer."""
+    if len(layers) != len(in_feats):
+        raise ValueError(f"got {len(layers)} layers, the head was made for {len(in_feats)}")
+    rows = layers[-1].shape[0]
+    layers = [h[:rows] for h in layers]
+    for depth, (h, width) in enumerate(zip(layers, in_feats, strict=True)):
+        check_feat(h, rows, width, like, f"layer {depth}")
+    check_finite(layers)
+    return layers
+
+
+def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
+    """int64 [rows], each -1 (not labelled) or below `n_classes`."""
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+        seen = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"labels are {seen}; pass class numbers (int64), one per node")
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        labels = labels.squeeze(1)
+    if labels.dim() != 1:
+        raise TypeError(
+            f"labels have shape {tuple(labels.shape)}; pass class numbers, not one-hot rows: "
+            "labels.argmax(1)"
+        )
+    if len(labels) != rows:
+        raise ValueError(f"got {len(labels)} labels for {rows} nodes")
+    wrong = ((labels < -1) | (labels >= n_classes)).nonzero()
+    if len(wrong):
+        node = wrong[0].item()
+        raise ValueError(
+            f"label {labels[node].item()} of node {node} is not a class: "
+            f"there are {n_classes} (0 to {n_classes - 1}), and -1 for not labelled"
+        )
+    return labels.long()
+
+
+def check_index(index: Tensor, rows: int) -> Tensor:
+    """int64 node numbers, from numbers or from a mask of all nodes."""
+    if not isinstance(index, Tensor) or index.is_floating_point():
+        seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"index is {seen}; pass node numbers (int64) or a bool mask")
+    if index.dim() != 1:
+        raise ValueError(
+            f"index has shape {tuple(index.shape)}; pass one split of it, for instance mask[:, 0]"
+        )
+    if index.dtype == torch.bool:
+        if len(index) != rows:
+            raise ValueError(f"the mask has {len(index)} entries for {rows} nodes")
+        return index.nonzero().squeeze(1)
+    wrong = ((index < 0) | (index >= rows)).nonzero()
+    if len(wrong):
+        raise ValueError(f"index holds node {index[wrong[0, 0]].item()}, there are {rows} nodes")
+    return index.long()
+
+
+def labelled(labels: Tensor, index: Tensor | None, rows: int, n_classes: int) -> tuple:
+    """(labels, index) of the labelled nodes among `index`, or among all."""
+    labels = check_labels(labels, rows, n_classes)
+    index = torch.arange(rows, device=labels.device) if index is None else check_index(index, rows)
+    index = index.to(labels.device)
+    keep = labels[index] >= 0
+    if not keep.any():
+        why = "index is empty" if len(index) == 0 else f"all {len(index)} labels are -1"
+        raise ValueError(f"no labelled node to learn from: {why}")
+    index = index if keep.all() else index[keep]
+    return labels[index], index

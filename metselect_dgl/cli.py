@@ -1,0 +1,191 @@
+"""`metselect ...`: train, compare, explain, demo and doctor."""
+
+import argparse
+import dataclasses
+import os
+import sys
+import types
+import typing
+from pathlib import Path
+
+from . import __version__, doctor
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry of the console script; expected errors are one line on stderr and status 1."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        if os.environ.get("METSELECT_TRACEBACK"):
+            raise
+        print(f"metselect: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="metselect", description="Choose for every node the GNN layer most sure of its class."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    words = parser.add_subparsers(required=True, metavar="WORD")
+    _add_train(words)
+    _add_compare(words)
+    _add_explain(words)
+    word = _word(words, "demo", _demo, "train on the embedded dataset and show the choices")
+    word.add_argument("--out", type=Path, default=Path("runs/demo"))
+    word.add_argument("--seed", type=int, default=0)
+    word = _word(words, "doctor", _doctor, "what works here, and the remedy for what does not")
+    _add_data_dir(word)
+    return parser
+
+
+def _word(words, name: str, run, text: str) -> argparse.ArgumentParser:
+    word = words.add_parser(name, help=text, description=text)
+    word.set_defaults(run=run)
+    return word
+
+
+def _add_data_dir(word) -> None:
+    word.add_argument("--data-dir", help="folder of .npz datasets (default: $METSELECT_DATA)")
+
+
+def _add_config(word, without: tuple[str, ...] = ()) -> None:
+    """One flag for every field of Config; only those that are given end up in the namespace."""
+    from .config import Config
+
+    group = word.add_argument_group("settings")
+    for field in dataclasses.fields(Config):
+        if field.name in without:
+            continue
+        kinds = set(typing.get_args(field.type)) or {field.type}
+        options = {"default": argparse.SUPPRESS, "help": field.metadata["help"]}
+        if field.default is not None:
+            options["help"] += f" (default: {field.default})"
+        if bool in kinds:
+            options["action"] = argparse.BooleanOptionalAction
+        else:
+            options["type"] = _reader(kinds - {types.NoneType})
+            options["metavar"] = "X"
+        group.add_argument("--" + field.name.replace("_", "-"), **options)
+
+
+def _reader(kinds: set[type]):
+    if kinds != {str, float}:
+        return next(iter(kinds))
+
+    def number_or_word(text: str) -> float | str:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    return number_or_word
+
+
+def _given(args) -> dict:
+    from .config import Config
+
+    names = {field.name for field in dataclasses.fields(Config)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def _add_train(words) -> None:
+    word = _word(words, "train", _train, "train one model; the same command resumes it")
+    word.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME)")
+    word.add_argument("--overwrite", action="store_true", help="start anew in a used folder")
+    _add_data_dir(word)
+    _add_config(word)
+
+
+def _train(args) -> None:
+    from .config import Config
+    from .data import load_dataset
+    from .experiments.tables import percent, text_table
+    from .train import train
+
+    config = Config(**_given(args))
+    data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
+    name = f"{config.dataset}-{config.backbone}-{config.selector}"
+    out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
+    if args.overwrite:
+        (out / "checkpoint.pt").unlink(missing_ok=True)
+    metrics = train(config, data, out).metrics
+    header = ["%", "accuracy", "macro F1", "weighted F1"]
+    rows = [[part, *map(percent, metrics[part].values())] for part in ("train", "val", "test")]
+    print(f"{data!r}\n{text_table(header, rows)}")
+    print(f"best epoch {metrics['best_epoch']} of {metrics['epochs']}; results in {out}")
+
+
+def _add_compare(words) -> None:
+    text = "several selectors over several splits; settings are chosen on validation"
+    word = _word(words, "compare", _compare, text)
+    word.add_argument("--selectors", nargs="+", default=["final", "metselect"], metavar="NAME")
+    word.add_argument("--splits", type=int, default=10, help="the first so many (default: 10)")
+    word.add_argument("--seeds", type=int, default=1, help="runs per split (default: 1)")
+    word.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    word.add_argument("--out", type=Path, help="folder (default: runs/compare-DATASET-BACKBONE)")
+    _add_data_dir(word)
+    _add_config(word, without=("selector", "split"))
+
+
+def _compare(args) -> None:
+    from .config import Config
+    from .data import load_dataset
+    from .experiments.compare import check_selectors, compare, report
+
+    check_selectors(args.selectors)
+    base = Config(**_given(args))
+    data = load_dataset(base.dataset, args.data_dir, seed=base.seed)
+    splits = min(args.splits, data.n_splits)
+    print(f"{data!r}; {splits} splits, {args.seeds} seed(s), {base.backbone}")
+    out = args.out or Path("runs") / f"compare-{base.dataset}-{base.backbone}"
+    outcomes = compare(
+        base,
+        args.selectors,
+        splits=splits,
+        seeds=args.seeds,
+        fixed=set(_given(args)),
+        data_dir=args.data_dir,
+        out=out,
+        jobs=args.jobs,
+    )
+    text = report(outcomes)
+    print(f"\n{text}\n\nevery run: {out / 'results.jsonl'}")
+
+
+def _add_explain(words) -> None:
+    word = _word(words, "explain", _explain, "why a node was given its layer")
+    word.add_argument("node", type=int)
+    word.add_argument("--run", dest="folder", type=Path, help="of a run (default: the newest)")
+    _add_data_dir(word)
+
+
+def _explain(args) -> None:
+    from .experiments.explain import explain
+
+    print(explain(args.folder or _newest_run(), args.node, args.data_dir))
+
+
+def _newest_run() -> Path:
+    checkpoints = sorted(Path("runs").glob("**/checkpoint.pt"), key=lambda p: p.stat().st_mtime)
+    if not checkpoints:
+        raise ValueError("there is no run below runs/; train one first, or name it with --run")
+    return checkpoints[-1].parent
+
+
+def _demo(args) -> None:
+    from .experiments.demo import demo
+
+    print(demo(args.out, args.seed))
+
+
+def _doctor(args) -> int:
+    return doctor.main(args.data_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The settings of a run, and the model they describe."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from .nn import (
+    GAT,
+    GCN,
+    GIN,
+    AttnSelect,
+    FinalSelect,
+    JKNet,
+    JKNetMetSelect,
+    MetSelect,
+    MetSelectMax,
+    NDLSelect,
+)
+
+_METRIC = ("rule", "loss", "select", "shrinkage", "deep_supervision", "metric_dim")
+
+# name: (class, the fields of Config that it understands)
+BACKBONES = {
+    "gat": (GAT, ("heads", "allow_zero_in_degree")),
+    "gcn": (GCN, ("allow_zero_in_degree",)),
+    "gin": (GIN, ("learn_eps", "batch_norm")),
+}
+SELECTORS = {
+    "attn": (AttnSelect, ()),
+    "final": (FinalSelect, ()),
+    "jknet-cat": (partial(JKNet, mode="cat"), ()),
+    "jknet-lstm": (partial(JKNet, mode="lstm"), ()),
+    "jknet-max": (partial(JKNet, mode="max"), ()),
+    "jknet-metselect": (JKNetMetSelect, _METRIC),
+    "metselect": (MetSelect, _METRIC),
+    "metselect-max": (MetSelectMax, _METRIC),
+    "metselect-paper": (MetSelect.paper, _METRIC),
+    "ndls": (NDLSelect, ("eps",)),
+}
+
+
+def _option(default, text: str):
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run. None means the default of the backbone or selector itself."""
+
+    dataset: str = _option("hop_chain", "a synthetic set, a .npz in the data folder, or a download")
+    split: int = _option(0, "which of the dataset's splits")
+    seed: int = _option(0, "of the weights, and of a synthetic dataset")
+    backbone: str = _option("gcn", ", ".join(BACKBONES))
+    selector: str = _option("metselect", ", ".join(SELECTORS))
+    num_layers: int = _option(2, "depth; the features are one layer more")
+    hidden: int = _option(64, "width of every layer")
+    dropout: float = _option(0.0, "on the input of every layer")
+    self_loop: bool = _option(False, "see every node as its own neighbour")
+    allow_zero_in_degree: bool = _option(True, "let nodes without in-edges pass")
+    heads: int | None = _option(None, "GAT: attention heads")
+    learn_eps: bool | None = _option(None, "GIN: train its eps")
+    batch_norm: bool | None = _option(None, "GIN: BatchNorm in its MLP")
+    rule: str | None = _option(None, "MetSelect: confidence, distance, opposite")
+    loss: str | None = _option(None, "MetSelect: ce, distance, posterior")
+    select: str | None = _option(None, "MetSelect: plain, temperature, gate, auto")
+    shrinkage: str | float | None = _option(None, "MetSelect: auto, oas, ledoit_wolf, a number")
+    deep_supervision: float | None = _option(None, "MetSelect: weight of every layer's own loss")
+    metric_dim: int | None = _option(None, "MetSelect: measure distances in fewer dimensions")
+    eps: float | None = _option(None, "NDLS: how near to the limit")
+    row_normalize: bool = _option(True, "divide a node's features by their sum")
+    lr: float = _option(0.01, "learning rate of Adam")
+    weight_decay: float = _option(5e-4, "of Adam")
+    epochs: int = _option(200, "at most")
+    patience: int = _option(100, "stop after so many epochs without a better validation result")
+    device: str = _option("cpu", "cpu, cuda, cuda:1, ...")
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("backbone", self.backbone, BACKBONES),
+            ("selector", self.selector, SELECTORS),
+        ):
+            if name not in known:
+                raise ValueError(f"{kind} is {name!r}; use one of {', '.join(known)}")
+        for name in ("epochs", "patience", "num_layers", "hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def build(self, in_feats: int, n_classes: int) -> nn.Module:
+        """The model: this backbone under this selector."""
+        backbone, fields = BACKBONES[self.backbone]
+        common = ("num_layers", "dropout", "self_loop")
+        layers = backbone(in_feats, self.hidden, **self._given(*common, *fields))
+        selector, fields = SELECTORS[self.selector]
+        return selector(layers, n_classes, **self._given(*fields))
+
+    def _given(self, *names: str) -> dict:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(dataclasses.asdict(self), sort_keys=False)
+
+    @classmethod
+    def load(cls, path: Path) -> "Config":
+        """Read what `to_yaml` wrote."""
+        values = yaml.safe_load(Path(path).read_text())
+        known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, dict) or set(values) - known:
+            strange = sorted(set(values) - known) if isinstance(values, dict) else values
+            raise ValueError(f"{path} is not a run's settings: it has {strange}")
+        return cls(**values)
+
+    def differences(self, other: "Config") -> str:
+        """`lr 0.01 -> 0.02, ...`"""
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        return ", ".join(f"{k} {mine[k]} -> {theirs[k]}" for k in mine if mine[k] != theirs[k])

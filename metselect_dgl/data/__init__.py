@@ -1,0 +1,117 @@
+"""Datasets by name: synthetic ones, .npz files of your own, and dgl.data or ogb downloads."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from http.client import HTTPException
+from os import PathLike
+from pathlib import Path
+from zipfile import BadZipFile
+
+from .dataset import NodeDataset, Split
+from .graphs import edge_homophily, undirected_graph
+from .npz import load_npz, save_npz
+from .public import DGL_CLASSES, load_arxiv, load_dgl
+from .synthetic import arxiv_twin, contextual_sbm, hop_chain
+
+__all__ = [
+    "DATASETS",
+    "NodeDataset",
+    "Split",
+    "arxiv_twin",
+    "contextual_sbm",
+    "edge_homophily",
+    "hop_chain",
+    "load_dataset",
+    "load_npz",
+    "save_npz",
+    "undirected_graph",
+]
+
+SYNTHETIC: dict[str, Callable[..., NodeDataset]] = {
+    "arxiv-twin": arxiv_twin,
+    "csbm": contextual_sbm,
+    "hop_chain": hop_chain,
+}
+ATTACKED = tuple(
+    f"mettack_{base}{rate}"
+    for base in ("citeseer", "cora")
+    for rate in ("", "_05", "_10", "_15", "_20")
+)
+DATASETS = tuple(sorted((*SYNTHETIC, *DGL_CLASSES, *ATTACKED, "ogbn-arxiv")))
+
+
+def load_dataset(name: str, data_dir: str | PathLike | None = None, seed: int = 0) -> NodeDataset:
+    """A dataset by name: generated, read from ``data_dir``, or downloaded, in this order.
+
+    Parameters
+    ----------
+    name : str
+        One of ``DATASETS``, or NAME for a file NAME.npz of your own. ``mettack_cora`` is the
+        clean graph of mettack_cora.npz and ``mettack_cora_20`` the one with 20 % of its edges
+        attacked.
+    data_dir : str or PathLike, optional
+        Folder of .npz files (see ``load_npz``) and of ogb's folders; default: the environment
+        variable METSELECT_DATA.
+    seed : int
+        Of the synthetic datasets; the others have their own splits.
+    """
+    if name in SYNTHETIC:
+        return SYNTHETIC[name](seed=seed)
+    folder = _data_folder(data_dir)
+    found = _find_npz(name, folder) if folder else None
+    if found:
+        path, edges = found
+        return replace(load_npz(path, edges), name=name)
+    if name not in DATASETS:
+        raise ValueError(_unknown(name, folder))
+    return _download(name, folder)
+
+
+def _data_folder(data_dir: str | PathLike | None) -> Path | None:
+    named = data_dir or os.environ.get("METSELECT_DATA")
+    folder = Path(named).expanduser() if named else None
+    if folder and not folder.is_dir():
+        raise ValueError(f"data folder {str(folder)!r} does not exist")
+    return folder
+
+
+def _find_npz(name: str, folder: Path) -> tuple[Path, str] | None:
+    """The file of a dataset and which of its arrays holds the edges."""
+    attacked = re.fullmatch(r"(mettack_.+)_(\d+)", name)
+    choices = [(folder / f"{name}.npz", "edges")]
+    if attacked:
+        choices.append((folder / f"{attacked[1]}.npz", f"edges_mettack_{attacked[2]}"))
+    return next((choice for choice in choices if choice[0].exists()), None)
+
+
+def _unknown(name: str, folder: Path | None) -> str:
+    close = get_close_matches(name.lower(), DATASETS, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    where = f" and {folder} has no {name}.npz" if folder else ""
+    return f"dataset {name!r} is unknown{hint}{where}; known are {', '.join(DATASETS)}"
+
+
+def _download(name: str, folder: Path | None) -> NodeDataset:
+    if name in ATTACKED:
+        raise RuntimeError(_unavailable(name, folder, "it has no download"))
+    source = "ogb" if name == "ogbn-arxiv" else "dgl.data"
+    try:
+        return load_arxiv(folder) if source == "ogb" else load_dgl(name)
+    except (OSError, RuntimeError, HTTPException, BadZipFile) as error:
+        reason = f"{source} could not fetch or read it ({error})"
+        raise RuntimeError(_unavailable(name, folder, reason)) from error
+
+
+def _unavailable(name: str, folder: Path | None, reason: str) -> str:
+    file = re.sub(r"^(mettack_.+)_\d+$", r"\1", name) + ".npz"
+    tried = f"{folder} has no {file}" if folder else "no data folder is set"
+    remedy = f"{file} or ogb's folder ogbn_arxiv" if name == "ogbn-arxiv" else file
+    return (
+        f"{name} cannot be loaded: {tried}, and {reason}; put {remedy} into --data-dir or "
+        "METSELECT_DATA, or use hop_chain, which needs no download"
+    )

@@ -1,0 +1,138 @@
+"""Datasets in .npz files: features, labels, edges and splits as plain arrays, no pickles."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+import dgl
+import numpy as np
+import torch
+from torch import Tensor
+
+from .dataset import NodeDataset
+from .files import write_arrays
+from .graphs import undirected_graph
+
+PARTS = ("train", "val", "test")
+
+
+def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
+    """Read a dataset from an .npz file.
+
+    The file holds ``node_features`` [N, F], ``node_labels`` [N] (-1: no label), ``edges`` [E, 2]
+    (undirected, once each) and either ``train_masks``, ``val_masks``, ``test_masks`` [S, N] or
+    ``train_idx``, ``val_idx``, ``test_idx`` (one split). It may hold ``n_classes``, ``node_type``
+    [N], ``note``, and ``directed``: then the edges are read as they are.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    edges : str
+        The array to take the edges from, for files with several: ``"edges_mettack_20"``.
+    """
+    path = Path(path)
+    arrays = _read(path)
+    try:
+        return dataset_from_arrays(arrays, name=path.stem, edges=edges)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def save_npz(dataset: NodeDataset, path: str | PathLike) -> None:
+    """Write a dataset so that ``load_npz`` reads it back; an interrupted write leaves no file."""
+    edges, directed = _edges_once(dataset.graph)
+    arrays = {
+        "node_features": dataset.feat,
+        "node_labels": dataset.labels,
+        "edges": edges,
+        "n_classes": torch.tensor(dataset.n_classes),
+        **{f"{part}_masks": getattr(dataset, f"{part}_masks") for part in PARTS},
+    }
+    if directed:
+        arrays["directed"] = torch.tensor(True)
+    if dataset.node_type is not None:
+        arrays["node_type"] = dataset.node_type
+    as_numpy = {key: value.cpu().numpy() for key, value in arrays.items()}
+    write_arrays(Path(path), as_numpy | {"note": np.array(dataset.note)}, compress=True)
+
+
+def dataset_from_arrays(
+    arrays: dict[str, np.ndarray], name: str, edges: str = "edges"
+) -> NodeDataset:
+    """The dataset that ``load_npz`` makes of a file with these arrays."""
+    feat = torch.from_numpy(_take(arrays, "node_features")).float()
+    labels = _integers(arrays, "node_labels")
+    pairs = _edges(arrays, edges, len(feat))
+    make_graph = _directed_graph if arrays.get("directed", False) else undirected_graph
+    return NodeDataset(
+        name,
+        make_graph(torch.from_numpy(pairs), len(feat)),
+        feat,
+        torch.from_numpy(labels[:, 0] if labels.shape[1:] == (1,) else labels),
+        int(arrays.get("n_classes", labels.max(initial=-1) + 1)),
+        *(torch.from_numpy(_masks(arrays, part, len(feat))) for part in PARTS),
+        node_type=torch.from_numpy(arrays["node_type"]) if "node_type" in arrays else None,
+        note=str(arrays.get("note", "")),
+    )
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and numpy each raise their own
+        raise ValueError(f"{path} is broken or no .npz file ({error}); copy it again") from error
+
+
+def _take(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
+    if key not in arrays:
+        raise ValueError(f"array {key!r} is missing; the file has {', '.join(sorted(arrays))}")
+    return arrays[key]
+
+
+def _integers(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
+    array = _take(arrays, key)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{key} is {array.dtype}, expected integers")
+    return array.astype(np.int64, copy=False)
+
+
+def _edges(arrays: dict[str, np.ndarray], key: str, n_nodes: int) -> np.ndarray:
+    edges = _integers(arrays, key)
+    if edges.ndim != 2 or edges.shape[1] != 2:
+        raise ValueError(f"{key} has shape {edges.shape}, expected (E, 2)")
+    outside = np.flatnonzero(((edges < 0) | (edges >= n_nodes)).any(axis=1))
+    if outside.size:
+        ends = " and ".join(map(str, edges[outside[0]]))
+        raise ValueError(
+            f"row {outside[0]} of {key} joins nodes {ends}, but the nodes are 0 to {n_nodes - 1}"
+        )
+    return edges
+
+
+def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray:
+    """The masks [S, N] of one part; an index is one split."""
+    if f"{part}_idx" not in arrays:
+        return np.atleast_2d(_take(arrays, f"{part}_masks")).astype(bool)
+    index = _integers(arrays, f"{part}_idx")
+    outside = index[(index < 0) | (index >= n_nodes)]
+    if outside.size:
+        raise ValueError(f"{part}_idx has {outside[0]}, but the nodes are 0 to {n_nodes - 1}")
+    return np.isin(np.arange(n_nodes), index)[None]
+
+
+def _directed_graph(edges: Tensor, n_nodes: int) -> dgl.DGLGraph:
+    return dgl.graph(edges.unbind(dim=1), num_nodes=n_nodes)
+
+
+def _edges_once(graph: dgl.DGLGraph) -> tuple[Tensor, bool]:
+    """The edges [E, 2] to store and whether they are directed; a symmetric graph needs half."""
+    edges = torch.stack(graph.edges(), dim=1)
+    half = edges[edges[:, 0] <= edges[:, 1]]
+    full = torch.stack(undirected_graph(half, graph.num_nodes()).edges(), dim=1)
+    keys = (e[:, 0] * graph.num_nodes() + e[:, 1] for e in (edges, full))
+    symmetric = torch.equal(*(key.sort().values for key in keys))
+    return (half, False) if symmetric else (edges, True)

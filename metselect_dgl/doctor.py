@@ -1,0 +1,177 @@
+"""What works on this machine, what does not, and the remedy: `metselect doctor`.
+
+Needs nothing but the standard library, so that it can also speak where torch or DGL cannot be
+imported: `python -P metselect_dgl/doctor.py`.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+TORCH = "2.13.0"
+REQUIRED = ("python", "torch", "dgl")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row; `status` is "ok", "off" (optional and absent) or "bad" (broken, or required)."""
+
+    name: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def _python() -> tuple[str, str]:
+    fits = sys.version_info[:2] == (3, 11)
+    return "ok" if fits else "bad", f"{platform.python_version()} at {sys.executable}"
+
+
+def _torch() -> tuple[str, str]:
+    version = import_module("torch").__version__
+    fits = version.split("+")[0] == TORCH
+    return ("ok", version) if fits else ("bad", f"{version}, but {TORCH} is pinned")
+
+
+def _dgl() -> tuple[str, str]:
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    dgl, torch = import_module("dgl"), import_module("torch")
+    chain = dgl.add_self_loop(dgl.graph(([0, 1], [1, 2])))
+    out = import_module("dgl.nn").GraphConv(2, 2)(chain, torch.ones(3, 2))
+    if not torch.isfinite(out).all():
+        return "bad", f"{dgl.__version__}, but GraphConv on 3 nodes gives {out.tolist()}"
+    return "ok", f"{dgl.__version__}, GraphConv runs"
+
+
+def _extension() -> tuple[str, str]:
+    if find_spec("metselect_dgl._C") is None:
+        return "off", "not built; the pure PyTorch reference serves"
+    return "ok", import_module("metselect_dgl._C").__file__
+
+
+def _triton() -> tuple[str, str]:
+    # Not imported: the first import fixes for the whole process whether kernels are interpreted.
+    if find_spec("triton") is None:
+        return "off", "not installed; its kernels are not used"
+    return "ok", metadata.version("triton")
+
+
+def _cuda() -> tuple[str, str]:
+    torch = import_module("torch")
+    if torch.version.cuda is None:
+        return "off", f"torch {torch.__version__} is a build without CUDA"
+    if not torch.cuda.is_available():
+        return "off", f"torch is built for CUDA {torch.version.cuda}, but no device is seen"
+    device = torch.cuda.get_device_name()
+    import_module("dgl")
+    names = import_module("dgl._ffi.function").list_global_func_names()
+    if "device_api.cuda" not in names:
+        return "off", f"{device} is seen by torch, but dgl is a CPU-only build"
+    return "ok", f"{device}, CUDA {torch.version.cuda}"
+
+
+def _data(folder: str | os.PathLike | None) -> tuple[str, str]:
+    folder = folder or os.environ.get("METSELECT_DATA")
+    if not folder:
+        return "off", "METSELECT_DATA is not set; the embedded hop_chain and downloads serve"
+    if not Path(folder).is_dir():
+        return "bad", f"{folder} is not a folder"
+    found = sorted(path.stem for path in Path(folder).glob("*.npz"))
+    return ("ok", f"{folder}: {', '.join(found)}") if found else ("bad", f"{folder} holds no .npz")
+
+
+def _ogb() -> tuple[str, str]:
+    if find_spec("ogb") is None:
+        return "off", "not installed; only the ogbn data sets need it"
+    return "ok", metadata.version("ogb")
+
+
+def _cache() -> tuple[str, str]:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        return "ok", f"{folder} can be written"
+
+
+def _probe(name: str, look: Callable[[], tuple[str, str]], remedy: str) -> Check:
+    """Run one probe; whatever it raises becomes a row."""
+    try:
+        status, detail = look()
+    except Exception as error:  # a broken wheel raises OSError, AttributeError, ... on import
+        absent = isinstance(error, ModuleNotFoundError) and name not in REQUIRED
+        status = "off" if absent else "bad"
+        detail = f"{type(error).__name__}: {error}".splitlines()[0]
+    return Check(name, status, detail, "" if status == "ok" else remedy)
+
+
+def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
+    """Look at everything the package can use; never raises.
+
+    Parameters
+    ----------
+    data_dir : path, optional
+        The folder of .npz data sets; by default `METSELECT_DATA`.
+    """
+    again = "delete .venv and run `make setup`, or `pip install"
+    return [
+        _probe("python", _python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
+        _probe("torch", _torch, f"{again} torch=={TORCH}`"),
+        _probe("dgl", _dgl, f"{again} dgl==1.1.3 packaging`"),
+        _probe(
+            "extension",
+            _extension,
+            "results are the same without it; where csrc/ has sources and a C++ compiler is found, "
+            "`pip install --no-build-isolation --no-deps -e .` builds it",
+        ),
+        _probe("triton", _triton, "it comes with the CUDA build of torch, on Linux"),
+        _probe(
+            "cuda",
+            _cuda,
+            f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3; the CPU serves",
+        ),
+        _probe(
+            "data",
+            lambda: _data(data_dir),
+            "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets",
+        ),
+        _probe("ogb", _ogb, "pip install 'metselect-dgl[ogb]'"),
+        _probe("cache", _cache, "set XDG_CACHE_HOME to a folder that can be written"),
+    ]
+
+
+def table(rows: list[Check]) -> str:
+    """The rows as aligned text, a remedy on an indented line of its own."""
+    width = max(len(row.name) for row in rows)
+    lines = []
+    for row in rows:
+        lines.append(f"{row.name:<{width}}  {row.status:<3}  {row.detail}")
+        if row.remedy:
+            lines.append(f"{'':<{width + 7}}remedy: {row.remedy}")
+    return "\n".join(lines)
+
+
+def exit_status(rows: list[Check]) -> int:
+    """1 if something required is broken, else 0."""
+    return int(any(row.status == "bad" for row in rows if row.name in REQUIRED))
+
+
+def report(data_dir: str | os.PathLike | None = None) -> str:
+    """`table(checks(data_dir))`."""
+    return table(checks(data_dir))
+
+
+def main(data_dir: str | os.PathLike | None = None) -> int:
+    """Print the report; return the exit status."""
+    rows = checks(data_dir)
+    print(table(rows))
+    return exit_status(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

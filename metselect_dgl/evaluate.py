@@ -1,0 +1,88 @@
+"""How good a run is: accuracy and F1, every fixed layer, the oracle and the luck in it."""
+
+import torch
+from torch import Tensor
+
+from .data import NodeDataset
+from .nn import LayerSelect, Selection
+
+SHUFFLES = 20
+
+
+def accuracy(predicted: Tensor, labels: Tensor) -> float:
+    """Share of equal entries; NaN of none."""
+    return (predicted == labels).double().mean().item()
+
+
+def f1_scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
+    """Macro and weighted F1 over the classes that occur, as scikit-learn counts them."""
+    classes = torch.unique(torch.cat([predicted, labels]))
+    said, true = predicted == classes[:, None], labels == classes[:, None]  # [C, n]
+    both = (said & true).sum(1).double()
+    f1 = 2 * both / (said.sum(1) + true.sum(1))
+    weight = true.sum(1) / max(len(labels), 1)
+    return {"macro_f1": f1.mean().item(), "weighted_f1": (f1 * weight).sum().item()}
+
+
+def scores(selection: Selection, labels: Tensor, index: Tensor) -> dict[str, float]:
+    """Accuracy and F1 on the labelled nodes of `index`."""
+    index = index[labels[index] >= 0]
+    predicted = selection.logits[index].argmax(1)
+    return {"accuracy": accuracy(predicted, labels[index]), **f1_scores(predicted, labels[index])}
+
+
+@torch.no_grad()
+def layer_report(
+    model: LayerSelect, selection: Selection, data: NodeDataset, index: Tensor
+) -> dict:
+    """What choosing per node is worth on the nodes `index`.
+
+    `fixed`: accuracy of each layer's decoder for all nodes. `oracle`: a node counts if any layer
+    is right. `lucky_oracle`: the same when all but the best layer answer for another node, the
+    part of the oracle that is chance. `realised`: the share of the way from the best fixed layer
+    to the oracle that the selection goes. `layer_share`: how many nodes choose each layer, and
+    the same for each hidden type of node where the dataset has them.
+    """
+    index = index[data.labels[index] >= 0]
+    n_layers = len(model.head.in_feats)
+    report = {"layer_share": _shares(selection.layer[index], n_layers)}
+    if data.node_type is not None:
+        types = data.node_type[index]
+        report["layer_share_by_type"] = [
+            _shares(selection.layer[index[types == kind]], n_layers) for kind in types.unique()
+        ]
+    model.eval()
+    logits = model.head.layer_logits(model.backbone(data.graph, data.feat), index)
+    if logits is None:
+        return report
+    labels = data.labels[index]
+    answers = logits.argmax(-1)  # [L, n]
+    right = answers == labels
+    fixed = right.double().mean(1)
+    best = fixed.argmax().item()
+    oracle = right.any(0).double().mean().item()
+    chosen = accuracy(selection.logits[index].argmax(1), labels)
+    gap = oracle - fixed[best].item()
+    return report | {
+        "fixed": fixed.tolist(),
+        "oracle": oracle,
+        "lucky_oracle": _lucky_oracle(answers, labels, best),
+        "realised": (chosen - fixed[best].item()) / gap if gap > 0 else None,
+    }
+
+
+def _shares(layer: Tensor, n_layers: int) -> list[float]:
+    count = torch.bincount(layer, minlength=n_layers).double()
+    return (count / max(len(layer), 1)).tolist()
+
+
+def _lucky_oracle(answers: Tensor, labels: Tensor, best: int) -> float:
+    generator = torch.Generator().manual_seed(0)
+    hits = []
+    for _ in range(SHUFFLES):
+        right = answers[best] == labels
+        for depth, answer in enumerate(answers):
+            order = torch.randperm(len(labels), generator=generator).to(labels.device)
+            right = right if depth == best else right | (answer[order] == labels)
+        hits.append(right.double().mean())
+    return torch.stack(hits).mean().item()

@@ -1,0 +1,1 @@
+"""What people run: the demo, comparisons over splits, and the explanation of one node."""

@@ -1,0 +1,95 @@
+"""Many runs: over processes, with one bar, and resumable, as every finished run is one line."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ..config import Config
+from ..data import NodeDataset, load_dataset
+from ..train import train
+
+
+def settings_grid(base: Config, grid: dict[str, Sequence]) -> list[Config]:
+    """`base` with every combination of the values of `grid`."""
+    combinations = product(*grid.values())
+    return [dataclasses.replace(base, **dict(zip(grid, c, strict=True))) for c in combinations]
+
+
+def run_grid(
+    configs: Sequence[Config], data_dir: str | None, results: Path, *, jobs: int = 1
+) -> list[dict]:
+    """Run what `results` (JSON lines) does not hold yet, and return the lines of `configs`."""
+    done = _read(results)
+    todo = [config for config in configs if _key(config) not in done]
+    results.parent.mkdir(parents=True, exist_ok=True)
+    with open(results, "ab") as file, tqdm(total=len(configs), unit="run") as bar:
+        bar.update(len(configs) - len(todo))
+        for row in _run_all(todo, data_dir, jobs):
+            file.write(json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            done[_key(Config(**row["config"]))] = row
+            bar.update()
+            bar.set_postfix_str(f"{row['selector']} split {row['split']}")
+    return [done[_key(config)] for config in configs]
+
+
+def _run_all(configs: list[Config], data_dir: str | None, jobs: int) -> Iterable[dict]:
+    if jobs == 1 or len(configs) < 2:
+        yield from (run_one(config, data_dir) for config in configs)
+        return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, torch.set_num_threads, (threads,)) as pool:
+        futures = [pool.submit(run_one, config, data_dir) for config in configs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def run_one(config: Config, data_dir: str | None) -> dict:
+    """The result line of one run."""
+    metrics = train(config, _dataset(config, data_dir), progress=False).metrics
+    names = ("dataset", "backbone", "selector", "split", "seed")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "val_accuracy": metrics["val"]["accuracy"],
+        "test_accuracy": metrics["test"]["accuracy"],
+        **metrics,
+    }
+
+
+def _dataset(config: Config, data_dir: str | None) -> NodeDataset:
+    return _load(config.dataset, data_dir, config.seed)
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, data_dir: str | None, seed: int) -> NodeDataset:
+    return load_dataset(name, data_dir, seed=seed)
+
+
+def _key(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+
+
+def _read(results: Path) -> dict[str, dict]:
+    """Finished runs; what a killed process left of a line is cut off."""
+    if not results.exists():
+        return {}
+    text = results.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        os.truncate(results, len(whole))
+    rows = [json.loads(line) for line in whole.splitlines()]
+    return {_key(Config(**row["config"])): row for row in rows}

@@ -1,0 +1,310 @@
+"""The public maths of MetSelect: moments, whitening, class distances, layer selection, decoding.
+
+Equations 2 to 7 of the paper as plain functions over lists of layers, with shapes
+N nodes, L layers (layer 0 is the feature layer), C classes, D features of a layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import ops  # noqa: F401  registers torch.ops.metselect
+from .checks import check_labels
+from .reference import TILE, log_odds
+
+__all__ = [
+    "Moments",
+    "class_distances",
+    "log_odds",
+    "metric_logits",
+    "moments",
+    "select_layer",
+    "selected_cross_entropy",
+    "selected_logits",
+    "whitening",
+]
+
+RULES = ("confidence", "distance", "opposite")
+_ops = torch.ops.metselect
+
+
+@dataclass
+class Moments:
+    """Streaming class moments of every layer: additive, so parts of the nodes merge exactly.
+
+    With r = h - shift[y]: `count` [C], and per layer `shifts` [C, D], `sums` = sum r [C, D] and
+    `grams` = sum r r^T [D, D].
+
+    Examples
+    --------
+    >>> import torch
+    >>> h, y = torch.randn(100, 8), torch.randint(3, (100,))
+    >>> whole = moments([h], y, 3)
+    >>> parts = moments([h[:60]], y[:60], 3).merge(moments([h[60:]], y[60:], 3))
+    >>> torch.allclose(whole.covariances()[0], parts.covariances()[0], rtol=1e-5)
+    True
+    """
+
+    count: Tensor
+    shifts: list[Tensor]
+    sums: list[Tensor]
+    grams: list[Tensor]
+
+    def merge(self, other: "Moments") -> "Moments":
+        """The moments of the nodes of both."""
+        sums, grams = [], []
+        for mine, theirs, s, o, g, og in zip(
+            self.shifts, other.shifts, self.sums, other.sums, self.grams, other.grams, strict=True
+        ):
+            move = theirs.double() - mine.double()  # r about my shift = r about theirs + move
+            weighted = other.count.unsqueeze(1) * move
+            cross = move.T @ o
+            sums.append(s + o + weighted)
+            grams.append(g + og + cross + cross.T + move.T @ weighted)
+        return Moments(self.count + other.count, self.shifts, sums, grams)
+
+    def means(self) -> list[Tensor]:
+        """mu[c] (Eq. 2), float64 [C, D]; a class without nodes gets the mean of the others."""
+        seen = self.count > 0
+        weight = self.count.clamp(min=1).unsqueeze(1)
+        means = []
+        for shift, total in zip(self.shifts, self.sums, strict=True):
+            mean = shift.double() + total / weight
+            means.append(mean.where(seen.unsqueeze(1), mean[seen].mean(0)))
+        return means
+
+    def covariances(self) -> list[Tensor]:
+        """K (Eq. 3): pooled within-class covariance, denominator |T| - 1, float64 [D, D]."""
+        dof = (self.count.sum() - 1).clamp(min=1)
+        weight = self.count.clamp(min=1).unsqueeze(1)
+        pairs = zip(self.grams, self.sums, strict=True)
+        return [(gram - total.T @ (total / weight)) / dof for gram, total in pairs]
+
+
+def moments(
+    layers: Sequence[Tensor],
+    labels: Tensor,
+    n_classes: int,
+    *,
+    index: Tensor | None = None,
+    shifts: Sequence[Tensor] | None = None,
+) -> Moments:
+    """Class moments of every layer over the nodes `index`, whose classes are `labels`.
+
+    Parameters
+    ----------
+    layers : L tensors [N, D_l]
+    labels : int64 [n], the classes of the picked nodes (all N without `index`)
+    shifts : L tensors [C, D_l] near the class means, against cancellation;
+        by default the class means of the first nodes
+    """
+    rows = len(layers[0]) if index is None else len(index)
+    labels = check_labels(labels, rows, n_classes)
+    if (labels < 0).any():
+        raise ValueError("labels hold -1 (not labelled); leave those nodes out of index")
+    layers = [h.detach() for h in layers]
+    if shifts is None:
+        shifts = [_first_means(h, labels, n_classes, index) for h in layers]
+    shifts = list(shifts)
+    return Moments(*_with_shifts(_ops.moments(layers, labels, index, shifts), shifts))
+
+
+def _with_shifts(parts: tuple, shifts: list[Tensor]) -> tuple:
+    count, sums, grams = parts
+    return count, shifts, sums, grams
+
+
+def _first_means(h: Tensor, labels: Tensor, n_classes: int, index: Tensor | None) -> Tensor:
+    """Class means of the first tile; of the whole tile for a class that is not in it."""
+    y = labels[:TILE]
+    rows = (h[:TILE] if index is None else h[index[:TILE]]).double()
+    total = rows.new_zeros(n_classes, h.shape[1]).index_add_(0, y, rows)
+    count = torch.bincount(y, minlength=n_classes).unsqueeze(1)
+    every = rows.mean(0) if len(rows) else total[0]
+    return torch.where(count > 0, total / count.clamp(min=1), every).to(h.dtype)
+
+
+def whitening(
+    moments: Moments,
+    shrinkage: str | float = "auto",
+    *,
+    fourth: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    r"""Per layer R [D, D], lower triangular, with R^T R the inverse of the shrunk covariance
+
+    .. math:: \hat K = (1 - \rho) K + \rho \, \mathrm{tr}(K) / D \, I .
+
+    A layer without any spread gets R = 0 and is never selected. A covariance of 0 under class
+    means that differ (one node a class) is replaced by the variance of those means.
+
+    Parameters
+    ----------
+    shrinkage : ``"auto"`` and ``"oas"`` (Oracle Approximating Shrinkage), ``"ledoit_wolf"``
+        or a number rho in [0, 1]
+    fourth : sum over nodes of ||h - mu||^4 per layer [L]; ``"ledoit_wolf"`` needs it
+        (:func:`fourth_moments`)
+    dtype : of the features; sets the floor under rho, D times its rounding unit
+    """
+    eps = torch.finfo(dtype or moments.shifts[0].dtype).eps
+    covariances, spread = [], []
+    for covariance, mean in zip(moments.covariances(), moments.means(), strict=True):
+        between = mean.var(0, correction=0).mean()
+        variance = covariance.diagonal().mean()
+        rounding = (4 * eps * mean.abs().amax()) ** 2
+        eye = torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
+        covariance = covariance if variance > 0 else between * eye
+        covariances.append(covariance * (variance + between > rounding))
+        spread.append(variance)
+    amount = _shrinkage(shrinkage, covariances, moments.count.sum(), fourth)
+    floor = eps * max(len(covariance) for covariance in covariances)
+    return _ops.whitening(covariances, amount, floor)
+
+
+def _shrinkage(kind: str | float, covariances: list[Tensor], n: Tensor, fourth) -> Tensor:
+    if isinstance(kind, int | float) and not isinstance(kind, bool):
+        if not 0 <= kind <= 1:
+            raise ValueError(f"shrinkage is {kind}; a number must be between 0 and 1")
+        return n.new_full((len(covariances),), kind)
+    if kind in ("auto", "oas"):
+        return torch.stack([_oas(covariance, n) for covariance in covariances])
+    if kind == "ledoit_wolf":
+        if fourth is None:
+            raise ValueError("shrinkage='ledoit_wolf' needs fourth=fourth_moments(...)")
+        pairs = zip(covariances, fourth, strict=True)
+        return torch.stack([_ledoit_wolf(covariance, n, q) for covariance, q in pairs])
+    raise ValueError(f"shrinkage is {kind!r}; use 'auto', 'oas', 'ledoit_wolf' or a number")
+
+
+def _oas(covariance: Tensor, n: Tensor) -> Tensor:
+    """Chen, Wiesel, Eldar and Hero (2010), Eq. 23, as scikit-learn reads it."""
+    width = len(covariance)
+    square, mean2 = covariance.square().mean(), covariance.diagonal().mean() ** 2
+    excess = (n + 1) * (square - mean2 / width)
+    rho = (square + mean2) / excess
+    return torch.where(excess > 0, rho, torch.ones_like(rho)).clamp(max=1)
+
+
+def _ledoit_wolf(covariance: Tensor, n: Tensor, fourth: Tensor) -> Tensor:
+    """Ledoit and Wolf (2004) with the covariance over n, as scikit-learn reads it."""
+    width = len(covariance)
+    biased = covariance * ((n - 1).clamp(min=1) / n)
+    square = biased.square().sum()
+    noise = (fourth / n - square) / n
+    excess = square - biased.diagonal().sum() ** 2 / width
+    rho = noise.minimum(excess) / excess
+    return torch.where(excess > 0, rho, torch.ones_like(rho)).clamp(min=0)
+
+
+def fourth_moments(
+    layers: Sequence[Tensor], labels: Tensor, means: Sequence[Tensor], index: Tensor | None = None
+) -> Tensor:
+    """sum_i ||h_i - mu_{y_i}||^4 per layer, float64 [L]: the second pass of Ledoit-Wolf."""
+    spread = []
+    for h, mean in zip(layers, means, strict=True):
+        rows = (h if index is None else h[index]).detach().double() - mean.double()[labels]
+        spread.append(rows.square().sum(1).square().sum())
+    return torch.stack(spread)
+
+
+def class_distances(
+    layers: Sequence[Tensor],
+    means: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    *,
+    valid: Tensor | None = None,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Squared Mahalanobis distance dist2[l, i, c] of node i to mean c in layer l, [L, n, C].
+
+    Differentiable in the layers. `valid` [C] marks the classes that have nodes; the others are
+    infinitely far away.
+
+    Examples
+    --------
+    >>> import torch
+    >>> h = torch.tensor([[3.0, 4.0]])
+    >>> class_distances([h], [torch.zeros(1, 2)], [torch.eye(2)])
+    tensor([[[25.]]])
+    """
+    return _ops.class_distances(*_metric(layers, means, factors, valid), index)
+
+
+def metric_logits(
+    layers: Sequence[Tensor],
+    means: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    *,
+    valid: Tensor | None = None,
+    temperature: Tensor | None = None,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Logits of the posterior softmax_c(-dist2 / (2 T_l)), [L, n, C]; not differentiable."""
+    metric = _metric([h.detach() for h in layers], means, factors, valid)
+    return _ops.metric_logits(*metric, _temperature(temperature, layers), index)
+
+
+def select_layer(
+    layers: Sequence[Tensor],
+    means: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    *,
+    valid: Tensor | None = None,
+    temperature: Tensor | None = None,
+    index: Tensor | None = None,
+    labels: Tensor | None = None,
+    rule: str = "confidence",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(layer, class, score) [n] of every picked node (Eq. 4; with `labels`, Eq. 5).
+
+    Parameters
+    ----------
+    temperature : [L], divides the squared distances of a layer; ones by default
+    labels : int64 [n], classes of the picked nodes: score the true class instead of the best
+    rule : ``"confidence"`` takes the layer with the largest log-odds, ``"distance"`` the one with
+        the smallest distance, ``"opposite"`` the least confident one (MetSelect-max)
+    """
+    if rule not in RULES:
+        raise ValueError(f"rule is {rule!r}; use one of {', '.join(RULES)}")
+    metric = _metric([h.detach() for h in layers], means, factors, valid)
+    return _ops.select_layer(*metric, _temperature(temperature, layers), index, labels, rule)
+
+
+def _metric(layers, means, factors, valid) -> tuple:
+    if valid is None:
+        valid = torch.ones(len(means[0]), dtype=torch.bool, device=means[0].device)
+    return list(layers), list(means), list(factors), valid
+
+
+def _temperature(temperature: Tensor | None, layers: Sequence[Tensor]) -> Tensor:
+    return layers[0].new_ones(len(layers)) if temperature is None else temperature
+
+
+def selected_logits(
+    layers: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    layer: Tensor,
+    *,
+    index: Tensor | None = None,
+) -> Tensor:
+    """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
+    return _ops.selected_logits(list(layers), list(weights), list(biases), layer, index)
+
+
+def selected_cross_entropy(
+    layers: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    layer: Tensor,
+    labels: Tensor,
+    *,
+    index: Tensor | None = None,
+    deep_supervision: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """(loss, logits) of the selected decoders (Eq. 6), plus `deep_supervision` times the mean
+    cross entropy of every layer's decoder on the same nodes."""
+    decoders = list(layers), list(weights), list(biases), layer
+    return _ops.selected_cross_entropy(*decoders, labels, index, float(deep_supervision))

@@ -1,0 +1,46 @@
+"""DGL modules: backbones that emit their layers, and heads that choose one for every node."""
+
+from .alternatives import (
+    AttentionHead,
+    AttnSelect,
+    FinalHead,
+    FinalSelect,
+    JKNet,
+    JKNetMetSelect,
+    JumpingHead,
+    JumpingMetSelectHead,
+    MetSelectMax,
+)
+from .backbones import GAT, GCN, GIN, Backbone
+from .heads import LayerHead, Selection
+from .losses import distance_loss, posterior_loss
+from .model import LayerSelect, MetSelect
+from .ndls import GivenHead, NDLSelect
+from .prototypes import Prototypes
+from .selectors import MetSelectHead
+
+__all__ = [
+    "GAT",
+    "GCN",
+    "GIN",
+    "AttentionHead",
+    "AttnSelect",
+    "Backbone",
+    "FinalHead",
+    "FinalSelect",
+    "GivenHead",
+    "JKNet",
+    "JKNetMetSelect",
+    "JumpingHead",
+    "JumpingMetSelectHead",
+    "LayerHead",
+    "LayerSelect",
+    "MetSelect",
+    "MetSelectHead",
+    "MetSelectMax",
+    "NDLSelect",
+    "Prototypes",
+    "Selection",
+    "distance_loss",
+    "posterior_loss",
+]

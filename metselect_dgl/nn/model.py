@@ -1,0 +1,78 @@
+"""Read this first: a backbone gives every layer, a head chooses one for each node."""
+
+import torch
+from dgl import DGLGraph
+from torch import Tensor, nn
+
+from .heads import Selection
+from .selectors import MetSelectHead
+
+
+class LayerSelect(nn.Module):
+    """A backbone that returns its layers, and a head over them; subclasses name the head."""
+
+    head_class: type
+
+    def __init__(self, backbone: nn.Module, n_classes: int, **options) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = self.head_class(backbone.layer_feats, n_classes, **options)
+
+    def forward(
+        self,
+        graph: DGLGraph | list[DGLGraph],
+        feat: Tensor,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> Selection:
+        """Classify the nodes `index` (all without it) of a graph, or the seeds of blocks."""
+        layers = self.backbone(graph, feat)  # L tensors [N, D_l]
+        return self.choose(layers, graph, feat, labels, index)
+
+    def choose(self, layers, graph, feat, labels=None, index=None) -> Selection:
+        """The head's answer to the layers of this graph."""
+        return self.head(layers, labels=labels, index=index)
+
+    @torch.no_grad()
+    def calibrate(self, graph, feat, labels, train_index, val_index=None) -> Selection:
+        """Estimate the moments with the present weights, and fit what compares layers on
+        validation nodes, if there are any. Returns what the model now says of all nodes."""
+        training = self.training
+        self.eval()
+        try:
+            layers = self.backbone(graph, feat)
+            self.head.fit(layers, labels, train_index)
+            if val_index is not None:
+                self.head.calibrate(layers, labels, val_index)
+            return self.choose(layers, graph, feat)
+        finally:
+            self.train(training)
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and forget what was estimated."""
+        self.backbone.reset_parameters()
+        self.head.reset_parameters()
+
+
+class MetSelect(LayerSelect):
+    """MetSelect on any backbone that returns its layers and knows their `layer_feats`.
+
+    Options are those of :class:`metselect_dgl.nn.MetSelectHead`.
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN
+    >>> graph, feat, labels = dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3
+    >>> model = MetSelect(GCN(8, 16, num_layers=2, self_loop=True), 3)
+    >>> model(graph, feat, labels=labels, index=torch.arange(20)).loss.backward()
+    >>> model.eval()(graph, feat).layer.shape
+    torch.Size([30])
+    """
+
+    head_class = MetSelectHead
+
+    @classmethod
+    def paper(cls, backbone: nn.Module, n_classes: int, **options) -> "MetSelect":
+        """The paper's plain setting: no deep supervision, no calibration between layers."""
+        return cls(backbone, n_classes, **{"deep_supervision": 0.0, "select": "plain", **options})

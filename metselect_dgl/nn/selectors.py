@@ -1,0 +1,232 @@
+"""The MetSelect head: equations 4 to 7 of the paper over a list of layers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as MF
+from .calibration import fit_gate, fit_temperature, gate_features, gate_score
+from .heads import DecodersHead, Selection
+from .losses import distance_loss, posterior_loss
+from .prototypes import Prototypes
+
+
+class MetSelectHead(DecodersHead):
+    r"""Choose for every node the layer that is most sure of its class, and decode it there.
+
+    .. math::
+        d^{(l)}_{ic} = \lVert R_l (h^{(l)}_i - \mu^{(l)}_c) \rVert^2, \quad
+        p^{(l)}_i = \mathrm{softmax}_c(-d^{(l)}_{ic} / 2 T_l), \quad
+        l^*_i = \arg\max_l \max_c \log \frac{p^{(l)}_{ic}}{1 - p^{(l)}_{ic}}
+
+    In training the true class takes the place of the best one, and the prototypes are estimated
+    anew from the nodes of the call; in evaluation those of the last training call (or of `fit`)
+    are used.
+
+    Parameters
+    ----------
+    in_feats : width of every layer
+    n_classes : number of classes
+    rule : ``"confidence"`` as above; ``"distance"``: the smallest distance; ``"opposite"``: the
+        least confident layer (the paper's MetSelect-max)
+    loss : ``"ce"``: cross entropy of the selected decoder; ``"distance"`` (Eq. 7) and
+        ``"posterior"``: of the metric itself, which then also gives the logits
+    select : how `calibrate` makes layers comparable: ``"plain"`` (not at all: T = 1),
+        ``"temperature"`` (one per layer), ``"gate"`` (a logistic regression on what all layers
+        think of a layer's answer), ``"auto"`` (the gate where cross-validation on the validation
+        nodes prefers it to the temperatures)
+    shrinkage : ``"auto"``, ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
+    deep_supervision : weight of the mean over layers of every layer's own loss
+    metric_dim : measure distances in a projection to this many dimensions: learned if the loss
+        is of the metric, random otherwise
+    alpha : margin of the ``"distance"`` loss
+
+    Examples
+    --------
+    >>> import torch
+    >>> head = MetSelectHead([8, 16], 3)
+    >>> layers = [torch.randn(60, 8), torch.randn(60, 16)]
+    >>> out = head(layers, labels=torch.arange(60) % 3)
+    >>> out.loss.backward()
+    >>> head.eval()(layers).logits.shape
+    torch.Size([60, 3])
+    """
+
+    LOSSES = ("ce", "distance", "posterior")
+    SELECTS = ("plain", "temperature", "gate", "auto")
+
+    def __init__(
+        self,
+        in_feats: Sequence[int],
+        n_classes: int,
+        *,
+        rule: str = "confidence",
+        loss: str = "ce",
+        select: str = "auto",
+        shrinkage: str | float = "auto",
+        deep_supervision: float = 1.0,
+        metric_dim: int | None = None,
+        alpha: float = 1.0,
+    ) -> None:
+        super().__init__(in_feats, n_classes)
+        for name, value, known in (
+            ("rule", rule, MF.RULES),
+            ("loss", loss, self.LOSSES),
+            ("select", select, self.SELECTS),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
+        if select == "gate" and loss != "ce":
+            raise ValueError("select='gate' compares decoders; it needs loss='ce'")
+        self.rule, self.loss, self.select = rule, loss, select
+        self.deep_supervision, self.alpha = deep_supervision, alpha
+        self.projections = self._projections(metric_dim)
+        widths = self.in_feats if metric_dim is None else [metric_dim] * len(self.in_feats)
+        self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage)
+        self.register_buffer("temperature", torch.ones(len(widths)))
+        self.register_buffer("decoder_temperature", torch.ones(len(widths)))
+        self.register_buffer("gate", torch.zeros(len(widths), 2 * len(widths) + 1))
+        if loss != "ce":
+            self.decoders.requires_grad_(False)
+
+    def _projections(self, metric_dim: int | None) -> nn.ModuleList | None:
+        if metric_dim is None:
+            return None
+        lines = [nn.Linear(width, metric_dim, bias=False) for width in self.in_feats]
+        return nn.ModuleList(lines).requires_grad_(self.loss != "ce")
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.temperature.fill_(1)
+        self.decoder_temperature.fill_(1)
+        self.gate.zero_()
+
+    def project(self, layers: Sequence[Tensor]) -> list[Tensor]:
+        """The space in which distances are measured."""
+        if self.projections is None:
+            return list(layers)
+        return [line(h) for line, h in zip(self.projections, layers, strict=True)]
+
+    def forward_rows(self, layers, labels, index):
+        metric = self.project(layers)
+        guided = labels if self.training else None
+        if self.training and labels is not None:
+            self.prototypes.update(metric, labels, index)
+        layer, score = self.choose(layers, metric, guided, index)
+        if self.loss == "ce":
+            deep = self.deep_supervision if self.training else 0.0
+            logits, loss = self.decode(layers, layer, labels, index, deep)
+        else:
+            logits, loss = self._metric_decode(metric, layer, labels, index)
+        logits = logits.masked_fill(~self.prototypes.valid, -torch.inf)
+        return Selection(logits, layer, score, index, loss)
+
+    def choose(self, layers, metric, labels, index) -> tuple[Tensor, Tensor]:
+        """(layer, score) of every row."""
+        if labels is None and self.gate.any():
+            score = gate_score(self._gate_features(layers, metric, index), self.gate)
+            score, layer = score.max(0)
+            return layer, score
+        layer, _, score = MF.select_layer(
+            metric,
+            **self.prototypes.metric(),
+            temperature=self.temperature,
+            index=index,
+            labels=labels,
+            rule=self.rule,
+        )
+        return layer, score
+
+    def _metric_decode(self, metric, layer, labels, index):
+        """Logits -d/2T of the selected layer, and the loss of the metric."""
+        dist2 = MF.class_distances(metric, **self.prototypes.metric(), index=index)  # [L, n, C]
+        scaled = -dist2 / (2 * self.temperature[:, None, None])
+        logits = scaled[layer, torch.arange(len(layer), device=layer.device)]
+        if labels is None:
+            return logits, None
+        loss = self._metric_loss(dist2, layer, labels)
+        if self.training and self.deep_supervision:
+            every = range(len(metric))
+            own = [self._metric_loss(dist2, torch.full_like(layer, each), labels) for each in every]
+            loss = loss + self.deep_supervision * torch.stack(own).mean()
+        return logits, loss
+
+    def _metric_loss(self, dist2, layer, labels):
+        if self.loss == "distance":
+            return distance_loss(dist2, layer, labels, self.alpha)
+        return posterior_loss(dist2, layer, labels, self.temperature)
+
+    @torch.no_grad()
+    def fit(self, layers, labels, index=None):
+        """Estimate the prototypes from the training nodes `index` of `labels` [N]."""
+        layers, labels, index = self.check(layers, labels, index)
+        self.prototypes.update(self.project(layers), labels, index)
+
+    @torch.no_grad()
+    def calibrate(self, layers, labels, index=None):
+        """Fit temperatures, and the gate if asked for, on the validation nodes `index`."""
+        layers, labels, index = self.check(layers, labels, index)
+        if self.select == "plain":
+            return
+        metric = self.project(layers)
+        logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
+        self.temperature.copy_(fit_temperature(logits, labels))
+        if self.select != "temperature" and self.loss == "ce":
+            decoded = self.layer_logits(layers, index)
+            self.decoder_temperature.copy_(fit_temperature(decoded, labels))
+            features = self._gate_features(layers, metric, index)
+            self._fit_gate(features, decoded.argmax(-1) == labels, metric, index)
+
+    def _gate_features(self, layers, metric, index) -> Tensor:
+        decoded = self.layer_logits(layers, index)
+        decoded = decoded.masked_fill(~self.prototypes.valid, -torch.inf)
+        measured = MF.metric_logits(
+            metric, **self.prototypes.metric(), temperature=self.temperature, index=index
+        )
+        warm = decoded / self.decoder_temperature[:, None, None]
+        return gate_features(measured, warm, decoded.argmax(-1))
+
+    def _fit_gate(self, features: Tensor, right: Tensor, metric, index, folds: int = 5) -> None:
+        """Keep the gate unless `auto` finds, by cross-validation, that it chooses worse."""
+        self.gate.zero_()
+        if self.select == "auto":
+            layer, _ = self.choose(None, metric, None, index)
+            plain = right.gather(0, layer.unsqueeze(0)).double().mean()
+            fold = torch.arange(right.shape[1], device=right.device) % folds
+            gated = []
+            for held in range(folds):
+                gate = fit_gate(features[:, fold != held], right[:, fold != held])
+                best = gate_score(features[:, fold == held], gate).argmax(0, keepdim=True)
+                gated.append(right[:, fold == held].gather(0, best).double())
+            if torch.cat(gated, 1).mean() <= plain:
+                return
+        self.gate.copy_(fit_gate(features, right))
+
+    @torch.no_grad()
+    def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
+        """What every layer thinks of one node: dist2 and posterior [L, C], and, [L] each, the
+        temperature, the log-odds of its best class, the score it is chosen by, and its decoder's
+        answer."""
+        layers, _, index = self.check(layers, None, index)
+        metric, known = self.project(layers), self.prototypes.metric()
+        dist2 = MF.class_distances(metric, **known, index=index)[:, 0]
+        logits = MF.metric_logits(metric, **known, temperature=self.temperature, index=index)[:, 0]
+        log_odds = MF.log_odds(logits).amax(-1)
+        score = log_odds if self.rule == "confidence" else -dist2.amin(-1)
+        if self.gate.any():
+            score = gate_score(self._gate_features(layers, metric, index), self.gate)[:, 0]
+        return {
+            "dist2": dist2,
+            "posterior": logits.softmax(-1),
+            "temperature": self.temperature,
+            "log_odds": log_odds,
+            "score": -log_odds if self.rule == "opposite" else score,
+            "decoder": self.layer_logits(layers, index)[:, 0].argmax(-1),
+        }
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, rule={self.rule!r}, loss={self.loss!r}, "
+            f"select={self.select!r}, deep_supervision={self.deep_supervision}"
+        )

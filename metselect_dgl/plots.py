@@ -1,0 +1,65 @@
+"""Pictures: which nodes chose which layer, and what each layer thinks of one node."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def plot_layers(metrics: dict, path: Path) -> None:
+    """Stacked bars of the share of test nodes at every layer: all of them, and by hidden type."""
+    by_type = metrics.get("layer_share_by_type", [])
+    shares = np.array([*by_type, metrics["layer_share"]])  # [bars, L]
+    names = [f"type {kind}" for kind in range(len(by_type))] + ["all test nodes"]
+    config = metrics["config"]
+    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.55 * len(names)), layout="constrained")
+    colors = plt.colormaps["viridis"](np.linspace(0.1, 0.9, shares.shape[1]))
+    left = np.zeros(len(names))
+    for depth, color in enumerate(colors):
+        axes.barh(names, shares[:, depth], left=left, color=color, label=f"layer {depth}")
+        _annotate(axes, shares[:, depth], left, dark=depth < shares.shape[1] / 2)
+        left += shares[:, depth]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
+    accuracy = 100 * metrics["test"]["accuracy"]
+    names = f"{config['backbone'].upper()} + {config['selector']} on {config['dataset']}"
+    axes.set_title(f"{names}: layer chosen per node, test accuracy {accuracy:.1f} %", fontsize=10)
+    if len(colors) <= 10:
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    _save(figure, path)
+
+
+def _annotate(axes, widths: np.ndarray, left: np.ndarray, dark: bool) -> None:
+    for row, (width, start) in enumerate(zip(widths, left, strict=True)):
+        if width > 0.06:
+            color = "white" if dark else "black"
+            text = f"{100 * width:.0f}"
+            axes.text(start + width / 2, row, text, ha="center", va="center", color=color)
+
+
+def plot_explanation(
+    posterior: np.ndarray, score: np.ndarray, title: str, chosen: int, true: int, path: Path
+) -> None:
+    """Posterior of every class at every layer [L, C]; the chosen layer is framed."""
+    n_layers, n_classes = posterior.shape
+    size = (2.5 + 0.45 * n_classes, 1.6 + 0.45 * n_layers)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    image = axes.imshow(posterior, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_xticks(range(n_classes))
+    axes.set_yticks(range(n_layers), [f"layer {d}  ({s:+.1f})" for d, s in enumerate(score)])
+    axes.set_xlabel("class" + (f" (true: {true})" if true >= 0 else ""))
+    frame = plt.Rectangle((-0.5, chosen - 0.5), n_classes, 1, fill=False, edgecolor="red", lw=2)
+    axes.add_patch(frame)
+    axes.set_title(title, fontsize=9)
+    figure.colorbar(image, label="posterior")
+    _save(figure, path)
+
+
+def _save(figure, path: Path) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,259 @@
+"""Every op in plain torch: the definition of what the fast engines compute, and the CPU fall-back.
+
+Equations 2 to 6 of the paper, read as the README says. Lists have one entry per layer and the
+layers may differ in width. `index` [n] picks rows of every layer (None: all of them), and
+`labels` [n] and `layer` [n] belong to the picked rows.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TILE = 4096
+
+
+def moments(
+    layers: list[Tensor], labels: Tensor, index: Tensor | None, shifts: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """count[c] = |{i: y_i = c}|, sum[c] = sum_i r_i, gram = sum_i r_i r_i^T with r = h - shift[y].
+
+    Products are taken in the layer's dtype on tiles scaled to at most 1 by a power of two, so that
+    features of 1e20 do not overflow; the sums over tiles are float64.
+    """
+    count = torch.bincount(labels, minlength=shifts[0].shape[0]).double()
+    sums, grams = [], []
+    for h, shift in zip(layers, shifts, strict=True):
+        total = torch.zeros_like(shift, dtype=torch.float64)
+        gram = total.new_zeros(h.shape[1], h.shape[1])
+        for start in range(0, len(labels), TILE):
+            rows = slice(start, start + TILE)
+            y = labels[rows]
+            r = (h[rows] if index is None else h[index[rows]]) - shift[y]  # [tile, D]
+            _, exponent = torch.frexp(r.abs().amax())
+            unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+            r = r / unit.to(r.dtype)
+            total.index_add_(0, y, r.double() * unit)
+            gram += (r.T @ r).double() * unit**2
+        sums.append(total)
+        grams.append(gram)
+    return count, sums, grams
+
+
+def whitening(covariances: list[Tensor], rho: Tensor, floor: float) -> list[Tensor]:
+    """R with R^T R = K^-1, where K = (1 - rho) K + max(rho, floor) tr(K)/D I; R = 0 where tr K = 0.
+
+    R is the inverse of the lower Cholesky factor, in float64, of K divided by its mean variance.
+    """
+    factors = []
+    for covariance, amount in zip(covariances, rho.double(), strict=True):
+        eye = torch.eye(covariance.shape[0], dtype=torch.float64, device=covariance.device)
+        variance = covariance.double().diagonal().mean()
+        unit = variance.where(variance > 0, variance.new_ones(()))
+        shrunk = (1 - amount) * covariance.double() / unit + amount.clamp(min=floor) * eye
+        factor = torch.linalg.solve_triangular(torch.linalg.cholesky(shrunk), eye, upper=False)
+        factors.append((factor * (variance > 0) / unit.sqrt()).contiguous())
+    return factors
+
+
+def _rows(h: Tensor, index: Tensor | None) -> Tensor:
+    return h if index is None else h[index]
+
+
+def _scatter(rows: Tensor, index: Tensor | None, h: Tensor) -> Tensor:
+    """The gradient of `_rows`."""
+    return rows if index is None else h.new_zeros(h.shape).index_add_(0, index, rows)
+
+
+def _center(mean: Tensor, valid: Tensor) -> Tensor:
+    """The middle of the class means: distances do not change, and far from 0 digits are kept."""
+    return mean[valid].mean(0) if valid.any() else mean.new_zeros(mean.shape[1])
+
+
+def _whitened(
+    h: Tensor, mean: Tensor, factor: Tensor, valid: Tensor, index: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """R (h - center) [n, D] and R (mu - center) [C, D]."""
+    center = _center(mean, valid)
+    return (_rows(h, index) - center) @ factor.T, (mean - center) @ factor.T
+
+
+def class_distances(
+    layers: list[Tensor],
+    means: list[Tensor],
+    factors: list[Tensor],
+    valid: Tensor,
+    index: Tensor | None,
+) -> Tensor:
+    """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid."""
+    dist2 = []
+    for h, mean, factor in zip(layers, means, factors, strict=True):
+        z, m = _whitened(h, mean, factor, valid, index)
+        distance = torch.cdist(z, m, compute_mode="donot_use_mm_for_euclid_dist")  # [n, C]
+        dist2.append(distance.square().masked_fill(~valid, torch.inf))
+    return torch.stack(dist2)
+
+
+def class_distances_backward(
+    grad: Tensor,
+    layers: list[Tensor],
+    means: list[Tensor],
+    factors: list[Tensor],
+    valid: Tensor,
+    index: Tensor | None,
+) -> list[Tensor]:
+    """dh_i = 2 R^T sum_c g[i, c] (R (h_i - mu_c)); the means and factors are constants."""
+    grads = []
+    for g, h, mean, factor in zip(grad, layers, means, factors, strict=True):
+        g = g.masked_fill(~valid, 0)
+        z, m = _whitened(h, mean, factor, valid, index)
+        grads.append(_scatter(2 * (g.sum(1, keepdim=True) * z - g @ m) @ factor, index, h))
+    return grads
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """log p_c - log(1 - p_c) of p = softmax(logits), with the digits that 1 - p_c loses near 1."""
+    top = logits.argmax(-1, keepdim=True)
+    rest = logits.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True)
+    log_p = logits.log_softmax(-1)
+    odds = log_p - torch.log1p(-log_p.exp())
+    return odds.scatter(-1, top, logits.gather(-1, top) - rest)
+
+
+def metric_logits(
+    layers: list[Tensor],
+    means: list[Tensor],
+    factors: list[Tensor],
+    valid: Tensor,
+    temperature: Tensor,
+    index: Tensor | None,
+) -> Tensor:
+    """-dist2 / (2 T_l) up to a constant of each node and layer, [L, n, C]: linear in h.
+
+    || R h ||^2 is the same for every class, so with everything taken from the centre what is left
+    is h K^-1 mu_c - mu_c K^-1 mu_c / 2: no D x D product per node.
+    """
+    logits = []
+    for h, mean, factor, t in zip(layers, means, factors, temperature, strict=True):
+        center = _center(mean, valid)
+        m = (mean - center).double() @ factor.double().T  # [C, D]
+        slope, offset = (m @ factor.double()).to(h.dtype), (m.square().sum(1) / 2).to(h.dtype)
+        linear = (_rows(h, index) - center) @ slope.T - offset
+        logits.append(linear.masked_fill(~valid, -torch.inf) / t)
+    return torch.stack(logits)
+
+
+def select_layer(
+    layers: list[Tensor],
+    means: list[Tensor],
+    factors: list[Tensor],
+    valid: Tensor,
+    temperature: Tensor,
+    index: Tensor | None,
+    labels: Tensor | None,
+    rule: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(layer, class, score) of each node: the layer with the largest score (Eq. 4, 5).
+
+    `confidence`: the log-odds of the label, or of the best class when there are no labels.
+    `distance`: minus the squared distance to the same class. `opposite`: the layer that is least
+    confident (MetSelect-max). Equal scores go to the shallower layer; a collapsed layer (R = 0)
+    is taken only if all are.
+    """
+    logits = metric_logits(layers, means, factors, valid, temperature, index)  # [L, n, C]
+    answer = logits.argmax(-1)  # [L, n]
+    asked = answer if labels is None else labels.expand_as(answer)
+    if rule == "distance":
+        odds = -class_distances(layers, means, factors, valid, index)
+    else:
+        odds = log_odds(logits)
+    score = odds.gather(-1, asked.unsqueeze(-1)).squeeze(-1)  # [L, n]
+    alive = torch.stack([factor.any() for factor in factors]).unsqueeze(-1)
+    rank = (-score if rule == "opposite" else score).masked_fill(~alive, -torch.inf)
+    layer = rank.argmax(0, keepdim=True)
+    chosen = (layer, answer.gather(0, layer), score.gather(0, layer))
+    return tuple(part.squeeze(0) for part in chosen)
+
+
+def selected_logits(
+    layers: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    layer: Tensor,
+    index: Tensor | None,
+) -> Tensor:
+    """logits[i] = W_l h_i + b_l with l = layer[i], [n, C]."""
+    logits = layers[0].new_empty(len(layer), weights[0].shape[0])
+    for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
+        here = (layer == depth).nonzero().squeeze(1)
+        rows = here if index is None else index[here]
+        logits[here] = F.linear(h[rows], weight, bias)
+    return logits
+
+
+def selected_cross_entropy(
+    layers: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    layer: Tensor,
+    labels: Tensor,
+    index: Tensor | None,
+    deep_supervision: float,
+) -> tuple[Tensor, Tensor]:
+    """(loss, logits): mean cross entropy of the selected decoders (Eq. 6), plus
+    deep_supervision times the mean over layers of the cross entropy of that layer's decoder."""
+    logits = selected_logits(layers, weights, biases, layer, index)
+    loss = F.cross_entropy(logits, labels)
+    if deep_supervision:
+        every = zip(layers, weights, biases, strict=True)
+        deep = [F.cross_entropy(F.linear(_rows(h, index), w, b), labels) for h, w, b in every]
+        loss = loss + deep_supervision * torch.stack(deep).mean()
+    return loss, logits
+
+
+def selected_logits_backward(
+    grad: Tensor,
+    layers: list[Tensor],
+    weights: list[Tensor],
+    layer: Tensor,
+    index: Tensor | None,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Gradients to every layer and decoder; zero, not missing, where no node selected the layer."""
+    every = [grad * (layer == depth).unsqueeze(1) for depth in range(len(layers))]
+    return _linear_backward(every, layers, weights, index)
+
+
+def selected_cross_entropy_backward(
+    grad_loss: Tensor,
+    grad_logits: Tensor,
+    layers: list[Tensor],
+    weights: list[Tensor],
+    biases: list[Tensor],
+    layer: Tensor,
+    labels: Tensor,
+    logits: Tensor,
+    index: Tensor | None,
+    deep_supervision: float,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """d loss / d logits = (softmax - onehot) / n, for the selected and for every decoder."""
+    selected = grad_loss * _cross_entropy_slope(logits, labels) + grad_logits
+    every = []
+    for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
+        slope = selected * (layer == depth).unsqueeze(1)
+        if deep_supervision:
+            own = _cross_entropy_slope(F.linear(_rows(h, index), weight, bias), labels)
+            slope = slope + grad_loss * (deep_supervision / len(layers)) * own
+        every.append(slope)
+    return _linear_backward(every, layers, weights, index)
+
+
+def _cross_entropy_slope(logits: Tensor, labels: Tensor) -> Tensor:
+    onehot = F.one_hot(labels, logits.shape[1])
+    return (logits.softmax(1) - onehot) / len(labels)
+
+
+def _linear_backward(
+    grads: list[Tensor], layers: list[Tensor], weights: list[Tensor], index: Tensor | None
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    to_layers = [_scatter(g @ w, index, h) for g, h, w in zip(grads, layers, weights, strict=True)]
+    to_weights = [g.T @ _rows(h, index) for g, h in zip(grads, layers, strict=True)]
+    return to_layers, to_weights, [g.sum(0) for g in grads]

@@ -1,0 +1,241 @@
+"""The training loop: full graph, early stop, checkpoints that resume bit-identically."""
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from . import checkpoint
+from .config import Config
+from .data import NodeDataset, load_dataset
+from .evaluate import accuracy, layer_report, scores
+from .files import write_atomic
+from .nn import LayerSelect, Selection
+
+
+@dataclass
+class Progress:
+    """Everything a checkpoint holds besides model and optimizer."""
+
+    epoch: int = 0
+    best_epoch: int = -1
+    best_accuracy: float = -1.0
+    best_loss: float = float("inf")
+    best_model: dict = field(default_factory=dict)
+    history: list = field(default_factory=list)
+    seconds: float = 0.0
+
+    def better(self, val_accuracy: float, val_loss: float) -> bool:
+        """Higher validation accuracy; equal ones by lower loss."""
+        return (val_accuracy, -val_loss) > (self.best_accuracy, -self.best_loss)
+
+
+@dataclass
+class Run:
+    """A trained model, what it says of every node, and the figures."""
+
+    config: Config
+    model: LayerSelect
+    selection: Selection
+    metrics: dict
+
+
+def prepare(config: Config, data: NodeDataset) -> NodeDataset:
+    """The data as the model sees it: normalised, on its device."""
+    if config.device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device is {config.device!r}, but torch sees no GPU; use --device cpu")
+    data = data.row_normalized() if config.row_normalize else data
+    return data.to(config.device)
+
+
+def train(
+    config: Config,
+    data: NodeDataset,
+    out: Path | None = None,
+    *,
+    progress: bool = True,
+    checkpoint_every: int = 20,
+) -> Run:
+    """Train one model; with `out`, leave checkpoints and results there and resume from them."""
+    loop = _Loop(config, prepare(config, data), out)
+    loop.resume()
+    bar = tqdm(
+        total=config.epochs,
+        initial=loop.state.epoch,
+        desc=f"{config.dataset} {config.backbone}+{config.selector}",
+        unit="epoch",
+        disable=not progress,
+    )
+    with bar:
+        while not loop.finished():
+            record = loop.epoch()
+            bar.update()
+            bar.set_postfix(
+                loss=f"{record['loss']:.3f}",
+                val=f"{100 * record['val_accuracy']:.1f}",
+                refresh=False,
+            )
+            if loop.state.epoch % checkpoint_every == 0 or loop.finished():
+                loop.save()
+    return loop.result()
+
+
+class _Loop:
+    def __init__(self, config: Config, data: NodeDataset, out: Path | None) -> None:
+        torch.manual_seed(config.seed)
+        self.config, self.data, self.out = config, data, out and Path(out)
+        self.split = data.split(config.split)
+        self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
+        self.optimizer = torch.optim.Adam(
+            [p for p in self.model.parameters() if p.requires_grad],
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
+        self.state = Progress()
+
+    @property
+    def path(self) -> Path:
+        return self.out / "checkpoint.pt"
+
+    def finished(self) -> bool:
+        waited = self.state.epoch - 1 - self.state.best_epoch
+        enough = self.state.epoch > 0 and waited >= self.config.patience
+        return enough or self.state.epoch >= self.config.epochs
+
+    def epoch(self) -> dict:
+        """One step on the training nodes and one look at the validation nodes."""
+        start, data, state = time.perf_counter(), self.data, self.state
+        self.model.train()
+        loss = self.model(data.graph, data.feat, data.labels, self.split.train).loss
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        selection = self.evaluate()
+        val = self.split.val[data.labels[self.split.val] >= 0]
+        val_accuracy = accuracy(selection.logits[val].argmax(1), data.labels[val])
+        val_loss = _finite_loss(selection.logits[val], data.labels[val])
+        if state.better(val_accuracy, val_loss):
+            state.best_accuracy, state.best_loss, state.best_epoch = (
+                val_accuracy,
+                val_loss,
+                state.epoch,
+            )
+            state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
+        record = {
+            "epoch": state.epoch,
+            "loss": loss.item(),
+            "val_accuracy": val_accuracy,
+            "val_loss": val_loss,
+        }
+        state.history.append(record)
+        state.epoch += 1
+        state.seconds += time.perf_counter() - start
+        return record
+
+    def evaluate(self) -> Selection:
+        """What the present weights say of every node, with moments and calibration renewed."""
+        data, split = self.data, self.split
+        return self.model.calibrate(data.graph, data.feat, data.labels, split.train, split.val)
+
+    def save(self) -> None:
+        if self.out is None:
+            return
+        state = {
+            "config": dataclasses.asdict(self.config),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": dataclasses.asdict(self.state),
+            "random": torch.get_rng_state(),
+        }
+        checkpoint.save(state, self.path)
+
+    def resume(self) -> None:
+        """Go on from the checkpoint in `out`, if it is of the same settings."""
+        if self.out is None or not self.path.exists():
+            return
+        saved = load_checkpoint(self.path)
+        old = Config(**saved["config"])
+        if old != self.config:
+            raise checkpoint.CheckpointError(
+                f"{self.out} holds a run with other settings ({old.differences(self.config)}); "
+                "choose another --out, or --overwrite"
+            )
+        checkpoint.load_weights(self.model, saved["model"], self.path)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.state = Progress(**saved["progress"])
+        torch.set_rng_state(saved["random"])
+
+    def result(self) -> Run:
+        """The best epoch's model and its figures."""
+        self.model.load_state_dict(self.state.best_model)
+        self.model.eval()
+        data = self.data
+        with torch.no_grad():
+            selection = self.model(data.graph, data.feat)
+        metrics = self.metrics(selection)
+        if self.out is not None:
+            self.write(selection, metrics)
+        return Run(self.config, self.model, selection, metrics)
+
+    def metrics(self, selection: Selection) -> dict:
+        labels, split = self.data.labels, self.split
+        return {
+            "config": dataclasses.asdict(self.config),
+            "epochs": self.state.epoch,
+            "best_epoch": self.state.best_epoch,
+            "seconds": self.state.seconds,
+            "train": scores(selection, labels, split.train),
+            "val": scores(selection, labels, split.val),
+            "test": scores(selection, labels, split.test),
+            **layer_report(self.model, selection, self.data, split.test),
+        }
+
+    def write(self, selection: Selection, metrics: dict) -> None:
+        """config.yaml, metrics.json, history.json, predictions.npz and layers.png."""
+        from .plots import plot_layers
+
+        texts = {
+            "config.yaml": self.config.to_yaml(),
+            "metrics.json": json.dumps(metrics, indent=1),
+            "history.json": json.dumps(self.state.history),
+        }
+        for name, text in texts.items():
+            write_atomic(self.out / name, lambda f, text=text: f.write(text.encode()))
+        arrays = {
+            "label": self.data.labels,
+            "prediction": selection.logits.argmax(1),
+            "layer": selection.layer,
+            "score": selection.score,
+        }
+        arrays = {name: value.cpu().numpy() for name, value in arrays.items()}
+        write_atomic(self.out / "predictions.npz", lambda f: np.savez(f, **arrays))
+        plot_layers(metrics, self.out / "layers.png")
+
+
+def _finite_loss(logits: Tensor, labels: Tensor) -> float:
+    """Cross entropy over the nodes of classes that can be predicted."""
+    loss = F.cross_entropy(logits, labels, reduction="none")
+    return loss[torch.isfinite(loss)].mean().item()
+
+
+def load_checkpoint(path: Path) -> dict:
+    """The parts of a run's checkpoint."""
+    return checkpoint.load(path, {"config", "model", "optimizer", "progress", "random"})
+
+
+def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelect, NodeDataset]:
+    """The best model of the run in `out`, with the data as that model sees it."""
+    path = Path(out) / "checkpoint.pt"
+    saved = load_checkpoint(path)
+    config = Config(**saved["config"])
+    data = prepare(config, load_dataset(config.dataset, data_dir, seed=config.seed))
+    model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
+    checkpoint.load_weights(model, saved["progress"]["best_model"], path)
+    return config, model.eval(), data

@@ -1,0 +1,137 @@
+"""The doctor names every part, never crashes, and gives a remedy for whatever is not ok."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from metselect_dgl import doctor
+
+NAMES = ["python", "torch", "dgl", "extension", "triton", "cuda", "data", "ogb", "cache"]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("METSELECT_DATA", raising=False)
+
+
+def row(name, **kwargs):
+    return next(check for check in doctor.checks(**kwargs) if check.name == name)
+
+
+def test_every_row_is_there_and_what_is_not_ok_has_a_remedy():
+    rows = doctor.checks()
+    assert [check.name for check in rows] == NAMES
+    for check in rows:
+        assert check.status in ("ok", "off", "bad")
+        assert check.detail
+        assert bool(check.remedy) == (check.status != "ok")
+
+
+@pytest.mark.parametrize("name", ["python", "torch", "dgl", "cache"])
+def test_works_where_the_tests_run(name):
+    assert row(name).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "status", "code"),
+    [
+        ("torch", "torch", "bad", 1),
+        ("dgl", "dgl", "bad", 1),
+        ("torch", "cuda", "off", 1),
+        ("metselect_dgl._C", "extension", "off", 0),
+        ("triton", "triton", "off", 0),
+        ("ogb", "ogb", "off", 0),
+    ],
+)
+def test_missing_module(monkeypatch, module, name, status, code):
+    monkeypatch.setitem(sys.modules, module, None)
+    rows = doctor.checks()
+    found = next(check for check in rows if check.name == name)
+    assert found.status == status
+    assert found.remedy
+    assert doctor.exit_status(rows) == code
+
+
+def test_broken_module(monkeypatch):
+    def broken(name):
+        raise OSError("libdgl.so: cannot open shared object file\nand a long story")
+
+    monkeypatch.setattr(doctor, "import_module", broken)
+    rows = {check.name: check for check in doctor.checks()}
+    assert rows["dgl"].status == rows["torch"].status == "bad"
+    assert rows["dgl"].detail == "OSError: libdgl.so: cannot open shared object file"
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("2.13.0", "ok"), ("2.13.0+cu130", "ok"), ("2.13.1", "bad")]
+)
+def test_torch_pin(monkeypatch, version, status):
+    monkeypatch.setattr(doctor, "import_module", lambda _: SimpleNamespace(__version__=version))
+    assert doctor._torch()[0] == status
+
+
+def gpu(functions):
+    modules = {
+        "torch": SimpleNamespace(
+            version=SimpleNamespace(cuda="13.0"),
+            cuda=SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "H100"),
+        ),
+        "dgl": None,
+        "dgl._ffi.function": SimpleNamespace(list_global_func_names=lambda: functions),
+    }
+    return modules.__getitem__
+
+
+def test_gpu_with_cpu_only_dgl(monkeypatch):
+    monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu"]))
+    assert doctor._cuda() == ("off", "H100 is seen by torch, but dgl is a CPU-only build")
+
+
+def test_gpu(monkeypatch):
+    monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu", "device_api.cuda"]))
+    assert doctor._cuda() == ("ok", "H100, CUDA 13.0")
+
+
+def test_data(monkeypatch, tmp_path):
+    assert row("data").status == "off"
+    assert row("data", data_dir=tmp_path / "none").status == "bad"
+    assert row("data", data_dir=tmp_path).detail.endswith("holds no .npz")
+    (tmp_path / "texas.npz").touch()
+    (tmp_path / "cora.npz").touch()
+    assert row("data", data_dir=tmp_path).detail == f"{tmp_path}: cora, texas"
+    monkeypatch.setenv("METSELECT_DATA", str(tmp_path))
+    assert row("data").status == "ok"
+
+
+def test_cache_that_cannot_be_written(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    rows = doctor.checks()
+    assert rows[-1].status == "bad"
+    assert "XDG_CACHE_HOME" in rows[-1].remedy
+    assert doctor.exit_status(rows) == 0
+
+
+def test_table_is_aligned():
+    rows = [doctor.Check("dgl", "ok", "1.1.3"), doctor.Check("triton", "off", "absent", "get it")]
+    assert doctor.table(rows).splitlines() == [
+        "dgl     ok   1.1.3",
+        "triton  off  absent",
+        "             remedy: get it",
+    ]
+
+
+def test_report_is_the_table():
+    assert doctor.report().splitlines()[0].startswith("python     ok   3.11")
+
+
+def test_speaks_without_any_package(tmp_path):
+    """Isolated from site-packages, as on a machine where nothing is installed."""
+    command = [sys.executable, "-I", "-S", doctor.__file__]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "torch      bad" in done.stdout
+    assert done.stderr == ""
