@@ -24,11 +24,9 @@ def f1_scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
     return {"macro_f1": f1.mean().item(), "weighted_f1": (f1 * weight).sum().item()}
 
 
-def scores(selection: Selection, labels: Tensor, index: Tensor) -> dict[str, float]:
-    """Accuracy and F1 on the labelled nodes of `index`."""
-    index = index[labels[index] >= 0]
-    predicted = selection.logits[index].argmax(1)
-    return {"accuracy": accuracy(predicted, labels[index]), **f1_scores(predicted, labels[index])}
+def scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy and F1."""
+    return {"accuracy": accuracy(predicted, labels), **f1_scores(predicted, labels)}
 
 
 @torch.no_grad()
@@ -43,8 +41,7 @@ def layer_report(
     to the oracle that the selection goes. `layer_share`: how many nodes choose each layer, and
     the same for each hidden type of node where the dataset has them.
     """
-    index = index[data.labels[index] >= 0]
-    n_layers = len(model.head.in_feats)
+    n_layers = model.head.n_choices
     report = {"layer_share": _shares(selection.layer[index], n_layers)}
     if data.node_type is not None:
         types = data.node_type[index]

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from . import checkpoint
 from .config import Config
-from .data import NodeDataset, load_dataset
+from .data import NodeDataset, Split, load_dataset
 from .evaluate import accuracy, layer_report, scores
 from .files import write_atomic
 from .nn import LayerSelect, Selection
@@ -91,7 +91,8 @@ class _Loop:
     def __init__(self, config: Config, data: NodeDataset, out: Path | None) -> None:
         torch.manual_seed(config.seed)
         self.config, self.data, self.out = config, data, out and Path(out)
-        self.split = data.split(config.split)
+        labelled = (part[data.labels[part] >= 0] for part in data.split(config.split))
+        self.split = Split(*labelled)
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
         self.optimizer = torch.optim.Adam(
             [p for p in self.model.parameters() if p.requires_grad],
@@ -117,10 +118,10 @@ class _Loop:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        selection = self.evaluate()
-        val = self.split.val[data.labels[self.split.val] >= 0]
-        val_accuracy = accuracy(selection.logits[val].argmax(1), data.labels[val])
-        val_loss = _finite_loss(selection.logits[val], data.labels[val])
+        held_out = self.validate()
+        labels = data.labels[self.split.val]
+        val_accuracy = accuracy(held_out.logits.argmax(1), labels)
+        val_loss = _finite_loss(held_out.logits, labels)
         if state.better(val_accuracy, val_loss):
             state.best_accuracy, state.best_loss, state.best_epoch = (
                 val_accuracy,
@@ -139,8 +140,8 @@ class _Loop:
         state.seconds += time.perf_counter() - start
         return record
 
-    def evaluate(self) -> Selection:
-        """What the present weights say of every node, with moments and calibration renewed."""
+    def validate(self) -> Selection:
+        """What is said of the validation nodes, with moments and calibration renewed."""
         data, split = self.data, self.split
         return self.model.calibrate(data.graph, data.feat, data.labels, split.train, split.val)
 
@@ -175,25 +176,27 @@ class _Loop:
     def result(self) -> Run:
         """The best epoch's model and its figures."""
         self.model.load_state_dict(self.state.best_model)
-        self.model.eval()
+        held_out = self.validate()
         data = self.data
+        self.model.eval()
         with torch.no_grad():
             selection = self.model(data.graph, data.feat)
-        metrics = self.metrics(selection)
+        metrics = self.metrics(selection, held_out)
         if self.out is not None:
             self.write(selection, metrics)
         return Run(self.config, self.model, selection, metrics)
 
-    def metrics(self, selection: Selection) -> dict:
+    def metrics(self, selection: Selection, held_out: Selection) -> dict:
         labels, split = self.data.labels, self.split
+        answers = selection.logits.argmax(1)
         return {
             "config": dataclasses.asdict(self.config),
             "epochs": self.state.epoch,
             "best_epoch": self.state.best_epoch,
             "seconds": self.state.seconds,
-            "train": scores(selection, labels, split.train),
-            "val": scores(selection, labels, split.val),
-            "test": scores(selection, labels, split.test),
+            "train": scores(answers[split.train], labels[split.train]),
+            "val": scores(held_out.logits.argmax(1), labels[split.val]),
+            "test": scores(answers[split.test], labels[split.test]),
             **layer_report(self.model, selection, self.data, split.test),
         }
 

@@ -88,6 +88,7 @@ class JumpingMetSelectHead(LayerHead):
         super().__init__(in_feats, n_classes)
         self.lstm, self.cat, self.max = (_jumping(m, self.in_feats) for m in ("lstm", "cat", "max"))
         self.squeeze = nn.Linear(sum(self.in_feats), self.in_feats[0])
+        self.n_choices = 3
         self.head = MetSelectHead(3 * [self.in_feats[0]], n_classes, **options)
 
     def merged(self, layers: Sequence[Tensor]) -> list[Tensor]:
@@ -104,7 +105,7 @@ class JumpingMetSelectHead(LayerHead):
 
     @torch.no_grad()
     def calibrate(self, layers, labels, index=None):
-        self.head.calibrate(self.merged(layers), labels, index)
+        return self.head.calibrate(self.merged(layers), labels, index)
 
     def layer_logits(self, layers, index=None):
         return self.head.layer_logits(self.merged(layers), index)

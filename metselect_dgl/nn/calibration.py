@@ -93,6 +93,16 @@ def fit_gate(features: Tensor, right: Tensor, ridge: float = 1.0, steps: int = 5
     return torch.cat([plain, bias.unsqueeze(1)], 1)
 
 
+def cross_fit_gate(features: Tensor, right: Tensor, folds: int = 5) -> Tensor:
+    """`gate_score` [L, n] of every node by a gate that was fitted on the other folds."""
+    fold = torch.arange(right.shape[1], device=right.device) % folds
+    score = features.new_empty(right.shape)
+    for held in range(min(folds, right.shape[1])):
+        gate = fit_gate(features[:, fold != held], right[:, fold != held])
+        score[:, fold == held] = gate_score(features[:, fold == held], gate)
+    return score
+
+
 def gate_score(features: Tensor, gate: Tensor) -> Tensor:
     """Log-odds that layer l's decoder is right, [L, n]."""
     gate = gate.to(features.dtype)

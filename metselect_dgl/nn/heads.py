@@ -38,6 +38,7 @@ class LayerHead(nn.Module):
         if n_classes < 1:
             raise ValueError(f"n_classes is {n_classes}; there is at least one class")
         self.in_feats, self.n_classes = list(in_feats), n_classes
+        self.n_choices = len(self.in_feats)
 
     def forward(
         self,
@@ -69,8 +70,9 @@ class LayerHead(nn.Module):
 
     def calibrate(
         self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None
-    ) -> None:
-        """Fit on validation nodes what compares layers: nothing by default."""
+    ) -> Selection | None:
+        """Fit on validation nodes what compares layers, and return what is said of those nodes;
+        None where there is nothing to fit, as by default."""
 
     def layer_logits(self, layers: Sequence[Tensor], index: Tensor | None = None) -> Tensor | None:
         """What every layer's own decoder says, [L, n, C]; None if layers have no decoders."""

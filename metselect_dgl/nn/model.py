@@ -34,17 +34,18 @@ class LayerSelect(nn.Module):
         return self.head(layers, labels=labels, index=index)
 
     @torch.no_grad()
-    def calibrate(self, graph, feat, labels, train_index, val_index=None) -> Selection:
-        """Estimate the moments with the present weights, and fit what compares layers on
-        validation nodes, if there are any. Returns what the model now says of all nodes."""
+    def calibrate(self, graph, feat, labels, train_index, val_index=None) -> Selection | None:
+        """Estimate the moments with the present weights and, on validation nodes, what compares
+        layers. Returns what is said of those, each judged without the help of its own label."""
         training = self.training
         self.eval()
         try:
             layers = self.backbone(graph, feat)
             self.head.fit(layers, labels, train_index)
-            if val_index is not None:
-                self.head.calibrate(layers, labels, val_index)
-            return self.choose(layers, graph, feat)
+            if val_index is None:
+                return None
+            said = self.head.calibrate(layers, labels, val_index)
+            return said or self.choose(layers, graph, feat, index=val_index)
         finally:
             self.train(training)
 

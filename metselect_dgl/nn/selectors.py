@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .calibration import fit_gate, fit_temperature, gate_features, gate_score
+from .calibration import cross_fit_gate, fit_gate, fit_temperature, gate_features, gate_score
 from .heads import DecodersHead, Selection
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
@@ -111,9 +111,13 @@ class MetSelectHead(DecodersHead):
     def forward_rows(self, layers, labels, index):
         metric = self.project(layers)
         guided = labels if self.training else None
-        if self.training and labels is not None:
+        if guided is not None:
             self.prototypes.update(metric, labels, index)
         layer, score = self.choose(layers, metric, guided, index)
+        return self._decode(layers, metric, layer, score, labels, index)
+
+    def _decode(self, layers, metric, layer, score, labels, index) -> Selection:
+        """The Selection of a choice; a class without training node is never predicted."""
         if self.loss == "ce":
             deep = self.deep_supervision if self.training else 0.0
             logits, loss = self.decode(layers, layer, labels, index, deep)
@@ -165,18 +169,35 @@ class MetSelectHead(DecodersHead):
 
     @torch.no_grad()
     def calibrate(self, layers, labels, index=None):
-        """Fit temperatures, and the gate if asked for, on the validation nodes `index`."""
+        """Fit temperatures, and the gate if it is better, on the validation nodes `index`.
+
+        Returns the Selection of those nodes; the gate that judges one has not seen its label, so
+        that accuracies on validation nodes stay honest.
+        """
         layers, labels, index = self.check(layers, labels, index)
-        if self.select == "plain":
-            return
         metric = self.project(layers)
-        logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
-        self.temperature.copy_(fit_temperature(logits, labels))
-        if self.select != "temperature" and self.loss == "ce":
-            decoded = self.layer_logits(layers, index)
-            self.decoder_temperature.copy_(fit_temperature(decoded, labels))
-            features = self._gate_features(layers, metric, index)
-            self._fit_gate(features, decoded.argmax(-1) == labels, metric, index)
+        self.gate.zero_()
+        if self.select != "plain":
+            logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
+            self.temperature.copy_(fit_temperature(logits, labels))
+        layer, score = self.choose(layers, metric, None, index)
+        if self.select in ("gate", "auto") and self.loss == "ce":
+            layer, score = self._fit_gate(layers, metric, labels, index, layer, score)
+        return self._decode(layers, metric, layer, score, None, index)
+
+    def _fit_gate(self, layers, metric, labels, index, layer, score) -> tuple[Tensor, Tensor]:
+        """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""
+        decoded = self.layer_logits(layers, index)
+        self.decoder_temperature.copy_(fit_temperature(decoded, labels))
+        features = self._gate_features(layers, metric, index)
+        right = decoded.argmax(-1) == labels  # [L, n]
+        held_out = cross_fit_gate(features, right)
+        gated = held_out.argmax(0)
+        better = _hits(right, gated) > _hits(right, layer)
+        if self.select == "auto" and not better:
+            return layer, score
+        self.gate.copy_(fit_gate(features, right))
+        return gated, held_out.amax(0)
 
     def _gate_features(self, layers, metric, index) -> Tensor:
         decoded = self.layer_logits(layers, index)
@@ -186,22 +207,6 @@ class MetSelectHead(DecodersHead):
         )
         warm = decoded / self.decoder_temperature[:, None, None]
         return gate_features(measured, warm, decoded.argmax(-1))
-
-    def _fit_gate(self, features: Tensor, right: Tensor, metric, index, folds: int = 5) -> None:
-        """Keep the gate unless `auto` finds, by cross-validation, that it chooses worse."""
-        self.gate.zero_()
-        if self.select == "auto":
-            layer, _ = self.choose(None, metric, None, index)
-            plain = right.gather(0, layer.unsqueeze(0)).double().mean()
-            fold = torch.arange(right.shape[1], device=right.device) % folds
-            gated = []
-            for held in range(folds):
-                gate = fit_gate(features[:, fold != held], right[:, fold != held])
-                best = gate_score(features[:, fold == held], gate).argmax(0, keepdim=True)
-                gated.append(right[:, fold == held].gather(0, best).double())
-            if torch.cat(gated, 1).mean() <= plain:
-                return
-        self.gate.copy_(fit_gate(features, right))
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
@@ -230,3 +235,8 @@ class MetSelectHead(DecodersHead):
             f"{super().extra_repr()}, rule={self.rule!r}, loss={self.loss!r}, "
             f"select={self.select!r}, deep_supervision={self.deep_supervision}"
         )
+
+
+def _hits(right: Tensor, layer: Tensor) -> Tensor:
+    """How many nodes the chosen layer classifies rightly."""
+    return right.gather(0, layer.unsqueeze(0)).sum()

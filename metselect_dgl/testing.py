@@ -1,0 +1,92 @@
+"""Cases and comparisons shared by tests and benchmarks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import functional as MF
+
+
+@dataclass
+class Case:
+    """Layers of a graph with class structure, and everything that the ops take."""
+
+    layers: list[Tensor]
+    labels: Tensor
+    index: Tensor | None
+    n_classes: int
+    weights: list[Tensor]
+    biases: list[Tensor]
+
+    def picked(self, h: Tensor) -> Tensor:
+        """The rows of `index`."""
+        return h if self.index is None else h[self.index]
+
+    def metric(self, shrinkage: str | float = "auto") -> dict:
+        """Means, factors and valid classes of the picked rows, in the dtype of the layers."""
+        moments = MF.moments(self.layers, self.labels, self.n_classes, index=self.index)
+        dtype = self.layers[0].dtype
+        return {
+            "means": [mean.to(dtype) for mean in moments.means()],
+            "factors": [factor.to(dtype) for factor in MF.whitening(moments, shrinkage)],
+            "valid": moments.count > 0,
+        }
+
+
+def make_case(
+    n: int = 63,
+    widths: Sequence[int] = (5, 37),
+    n_classes: int = 4,
+    *,
+    picked: int | None = None,
+    empty_class: int | None = None,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> Case:
+    """Random layers, correlated within and shifted between classes.
+
+    `picked` rows out of `n` are used, in random order and some of them twice; `empty_class` gets
+    no node.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    every = torch.randint(n_classes, (n,), generator=draw)
+    if empty_class is not None:
+        every = every.where(every != empty_class, (empty_class + 1) % n_classes)
+    index = None if picked is None else torch.randint(n, (picked,), generator=draw)
+    layers, weights = [], []
+    for width in widths:
+        mix = torch.randn(width, width, generator=draw, dtype=torch.float64)
+        means = 2 * torch.randn(n_classes, width, generator=draw, dtype=torch.float64)
+        noise = torch.randn(n, width, generator=draw, dtype=torch.float64)
+        layers.append((means[every] + noise @ mix).to(dtype))
+        weights.append(torch.randn(n_classes, width, generator=draw, dtype=torch.float64).to(dtype))
+    biases = [weight[:, 0].clone() for weight in weights]
+    labels = every if index is None else every[index]
+    return Case(layers, labels, index, n_classes, weights, biases)
+
+
+def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, factor: float = 2.0) -> None:
+    """`actual` is no further from the float64 result `exact` than `factor` times what `plain`,
+    the obvious torch expression in the same dtype, is, plus one rounding of the largest entry."""
+    scale = exact.abs().nan_to_num(posinf=0).max() if exact.numel() else exact.new_zeros(())
+    finite = torch.isfinite(exact)
+    assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} != {tuple(exact.shape)}"
+    assert torch.equal(torch.isfinite(actual), finite), "finite entries differ"
+    error, yardstick = (
+        (value[finite].double() - exact[finite]).abs().max()
+        if finite.any()
+        else exact.new_zeros(())
+        for value in (actual, plain)
+    )
+    allowed = factor * yardstick + torch.finfo(actual.dtype).eps * scale
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g} (plain {yardstick:.3g})"
+
+
+def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """d sum(function * fixed weights) / d inputs."""
+    inputs = [value.detach().clone().requires_grad_() for value in inputs]
+    out = function(*inputs)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return list(torch.autograd.grad((out * weight).sum(), inputs))
