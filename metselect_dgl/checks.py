@@ -72,8 +72,9 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
     return labels.long()
 
 
-def check_index(index: Tensor, rows: int) -> Tensor:
-    """int64 node numbers, from numbers or from a mask of all nodes."""
+def check_index(index: Tensor, h: Tensor) -> Tensor:
+    """int64 numbers of rows of `h`, where `h` is, from numbers or from a mask of all rows."""
+    rows = len(h)
     if not isinstance(index, Tensor) or index.is_floating_point():
         seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index is {seen}; pass node numbers (int64) or a bool mask")
@@ -84,18 +85,19 @@ def check_index(index: Tensor, rows: int) -> Tensor:
     if index.dtype == torch.bool:
         if len(index) != rows:
             raise ValueError(f"the mask has {len(index)} entries for {rows} nodes")
-        return index.nonzero().squeeze(1)
+        return index.nonzero().squeeze(1).to(h.device)
     wrong = ((index < 0) | (index >= rows)).nonzero()
     if len(wrong):
         raise ValueError(f"index holds node {index[wrong[0, 0]].item()}, there are {rows} nodes")
-    return index.long()
+    return index.long().to(h.device)
 
 
-def labelled(labels: Tensor, index: Tensor | None, rows: int, n_classes: int) -> tuple:
-    """(labels, index) of the labelled nodes among `index`, or among all."""
-    labels = check_labels(labels, rows, n_classes)
-    index = torch.arange(rows, device=labels.device) if index is None else check_index(index, rows)
-    index = index.to(labels.device)
+def labelled(labels: Tensor, index: Tensor | None, h: Tensor, n_classes: int) -> tuple:
+    """(labels, index) of the labelled nodes among `index`, or among all rows of `h`."""
+    labels = check_labels(labels, len(h), n_classes)
+    if labels.device != h.device:
+        raise ValueError(f"labels are on {labels.device}, the layers on {h.device}; use .to()")
+    index = torch.arange(len(h), device=h.device) if index is None else check_index(index, h)
     keep = labels[index] >= 0
     if not keep.any():
         why = "index is empty" if len(index) == 0 else f"all {len(index)} labels are -1"

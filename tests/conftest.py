@@ -4,8 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from metselect_dgl.data import NodeDataset, hop_chain, save_npz
+
+# The tensors of the tests are small: threads would mostly wait for each other, and where cores
+# are shared, for seconds. New processes read the variable.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

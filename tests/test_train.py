@@ -1,7 +1,6 @@
 """Training: what a run leaves behind, when it stops, and that it resumes bit for bit."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -94,8 +93,9 @@ def test_predictions_agree_with_metrics_and_split(finished, small):
     assert sorted(saved) == ["label", "layer", "prediction", "score"]
     np.testing.assert_array_equal(saved["label"], small.labels)
     right = saved["prediction"] == saved["label"]
-    for part, index in small.split(config.split)._asdict().items():
-        assert right[index.numpy()].mean() == metrics[part]["accuracy"]
+    split = small.split(config.split)  # validation is judged by held-out folds: see the history
+    assert right[split.train].mean() == metrics["train"]["accuracy"]
+    assert right[split.test].mean() == metrics["test"]["accuracy"]
     test = small.test_masks[config.split].numpy()
     share = np.bincount(saved["layer"][test], minlength=3) / test.sum()
     assert share.tolist() == metrics["layer_share"]
@@ -175,9 +175,7 @@ SCRIPTS = {
 @pytest.mark.parametrize(
     ("accuracies", "losses", "patience", "epochs", "best"), SCRIPTS.values(), ids=SCRIPTS
 )
-def test_best_epoch_and_early_stop(
-    monkeypatch, small, accuracies, losses, patience, epochs, best
-):
+def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patience, epochs, best):
     """Validation follows a script; the model of the best epoch is the one that is kept."""
     states, said, lost = [], iter(accuracies), iter(losses)
     epoch = training._Loop.epoch
@@ -270,8 +268,7 @@ def command(tiny_dir, out):
 
 def test_killed_and_resumed_in_new_processes(tiny_dir, tmp_path):
     """SIGKILL after the first checkpoint, then the same command: as if nothing had happened."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipes = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with (
         subprocess.Popen(command(tiny_dir, killed), **pipes) as victim,
@@ -336,12 +333,12 @@ def test_every_combination_trains(small, backbone, selector, self_loop):
     records = [loop.epoch() for _ in range(3)]
     assert all(np.isfinite([r["loss"], r["val_loss"]]).all() for r in records)
     assert records[-1]["loss"] < records[0]["loss"]
-    moved = {
-        name for name, value in loop.model.named_parameters() if not torch.equal(value, fresh[name])
-    }
-    matrices = {name for name, value in fresh.items() if value.dim() > 1 and value.requires_grad}
-    unused = {"backbone.input.weight"} if selector == "final" else set()
-    assert matrices - moved == unused
+    trained = {n: p for n, p in loop.model.named_parameters() if p.requires_grad and p.dim() > 1}
+    without = {name for name, value in trained.items() if value.grad is None}
+    assert without == ({"backbone.input.weight"} if selector == "final" else set())
+    still = {name for name, value in trained.items() if torch.equal(value, fresh[name])}
+    unchosen = {name for name in trained if name.startswith(("backbone.input", "head.decoders"))}
+    assert still - without <= (unchosen if selector in ("attn", "ndls") else set())
     run = loop.result()
     assert run.selection.logits.shape == (300, 5)
     assert torch.isfinite(run.selection.logits).all()

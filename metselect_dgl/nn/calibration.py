@@ -6,13 +6,14 @@ from torch import Tensor
 from .. import functional as MF
 
 _HOTTEST = 100.0
+FOLDS = 5
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     r"""T_l > 0 that minimises the mean of :math:`-\log \mathrm{softmax}(a_l / T_l)_y`, [L].
 
-    The loss is convex in 1/T; its root is bracketed and found by Newton's method. T stays within
-    [1/100, 100], where it ends up if a layer's answers are all right, or no better than chance.
+    The loss is convex in 1/T; the root of its slope is bracketed and found by Newton's method.
+    T stays within [1/100, 100]: it has no minimum where a layer's answers are all right or wrong.
 
     Parameters
     ----------
@@ -93,11 +94,11 @@ def fit_gate(features: Tensor, right: Tensor, ridge: float = 1.0, steps: int = 5
     return torch.cat([plain, bias.unsqueeze(1)], 1)
 
 
-def cross_fit_gate(features: Tensor, right: Tensor, folds: int = 5) -> Tensor:
+def cross_fit_gate(features: Tensor, right: Tensor) -> Tensor:
     """`gate_score` [L, n] of every node by a gate that was fitted on the other folds."""
-    fold = torch.arange(right.shape[1], device=right.device) % folds
+    fold = torch.arange(right.shape[1], device=right.device) % FOLDS
     score = features.new_empty(right.shape)
-    for held in range(min(folds, right.shape[1])):
+    for held in range(FOLDS):
         gate = fit_gate(features[:, fold != held], right[:, fold != held])
         score[:, fold == held] = gate_score(features[:, fold == held], gate)
     return score

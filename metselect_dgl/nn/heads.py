@@ -52,11 +52,10 @@ class LayerHead(nn.Module):
     def check(self, layers, labels, index) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
         """(layers, labels, index) that are sound; the labels are those of the rows `index`."""
         layers = check_layers(layers, self.in_feats, next(self.parameters()))
-        rows = len(layers[0])
         if labels is not None:
-            labels, index = labelled(labels, index, rows, self.n_classes)
+            labels, index = labelled(labels, index, layers[0], self.n_classes)
         elif index is not None:
-            index = check_index(index, rows)
+            index = check_index(index, layers[0])
         return layers, labels, index
 
     def forward_rows(

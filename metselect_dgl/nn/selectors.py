@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .calibration import cross_fit_gate, fit_gate, fit_temperature, gate_features, gate_score
+from .calibration import FOLDS, cross_fit_gate, fit_gate, fit_temperature, gate_features, gate_score
 from .heads import DecodersHead, Selection
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
@@ -181,9 +181,18 @@ class MetSelectHead(DecodersHead):
             logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
             self.temperature.copy_(fit_temperature(logits, labels))
         layer, score = self.choose(layers, metric, None, index)
-        if self.select in ("gate", "auto") and self.loss == "ce":
+        if self._wants_gate(len(labels)):
             layer, score = self._fit_gate(layers, metric, labels, index, layer, score)
         return self._decode(layers, metric, layer, score, None, index)
+
+    def _wants_gate(self, nodes: int) -> bool:
+        if self.select == "gate" and nodes < 2 * FOLDS:
+            raise ValueError(
+                f"select='gate' needs {2 * FOLDS} validation nodes or more, got {nodes}; "
+                "use select='temperature'"
+            )
+        enough = self.loss == "ce" and nodes >= 2 * FOLDS
+        return enough and self.select in ("gate", "auto")
 
     def _fit_gate(self, layers, metric, labels, index, layer, score) -> tuple[Tensor, Tensor]:
         """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""

@@ -1,0 +1,162 @@
+"""Temperatures and the gate: against a search, scikit-learn, and a case made for each."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize_scalar
+from sklearn.linear_model import LogisticRegression
+
+from metselect_dgl.nn import MetSelectHead
+from metselect_dgl.nn.calibration import (
+    cross_fit_gate,
+    fit_gate,
+    fit_temperature,
+    gate_features,
+    gate_score,
+)
+
+
+@pytest.mark.parametrize("scale", [0.03, 1.0, 30.0])
+def test_temperature_minimises_the_loss(scale):
+    torch.manual_seed(0)
+    labels = torch.randint(4, (200,))
+    logits = scale * (F.one_hot(labels, 4) + torch.randn(3, 200, 4)).double()
+    found = fit_temperature(logits, labels)
+    for layer, t in zip(logits, found, strict=True):
+        best = minimize_scalar(
+            lambda u, layer=layer: F.cross_entropy(layer / np.exp(u), labels).item(),
+            bounds=(-4.6, 4.6),
+            method="bounded",
+            options={"xatol": 1e-9},
+        )
+        assert t.log().item() == pytest.approx(best.x, abs=1e-4)
+
+
+def test_temperature_bounds_and_masked_classes():
+    labels = torch.tensor([0, 1, 0, 1, 2])
+    sure = 5.0 * F.one_hot(labels, 3).double()
+    assert 0.01 <= fit_temperature(sure[None], labels).item() < 0.2  # always right: loss 0
+    wrong = 5.0 * F.one_hot((labels + 1) % 3, 3).double()
+    assert fit_temperature(wrong[None], labels).item() == pytest.approx(
+        100, rel=1e-4
+    )  # always wrong
+    masked = torch.randn(1, 5, 3, dtype=torch.float64)
+    masked[..., 2] = -torch.inf  # the node of class 2 is left out
+    expected = fit_temperature(masked[:, :4, :2], labels[:4])
+    assert fit_temperature(masked, labels).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert fit_temperature(masked[:, 4:], labels[4:]).tolist() == [1.0]
+
+
+def test_gate_is_ridge_logistic_regression():
+    torch.manual_seed(0)
+    features = torch.randn(2, 150, 4).double() * torch.tensor([1.0, 5.0, 0.1, 1.0])
+    right = torch.rand(2, 150) < (features[..., 0] - 0.2 * features[..., 1]).sigmoid()
+    gate = fit_gate(features, right)
+    for f, r, weights in zip(features.numpy(), right.numpy(), gate.numpy(), strict=True):
+        standard = (f - f.mean(0)) / f.std(0)
+        model = LogisticRegression(C=1.0, tol=1e-10).fit(standard, r)
+        np.testing.assert_allclose(weights[:-1] * f.std(0), model.coef_[0], atol=1e-3)
+        expected = model.decision_function(standard)
+        np.testing.assert_allclose(f @ weights[:-1] + weights[-1], expected, atol=2e-3)
+
+
+def test_gate_of_constant_features_and_of_a_perfect_layer():
+    features = torch.ones(1, 20, 3)
+    gate = fit_gate(features, torch.ones(1, 20, dtype=torch.bool))
+    assert torch.isfinite(gate).all()
+    assert gate_score(features, gate).gt(3).all()
+
+
+def test_gate_features_by_hand():
+    """Two layers, one node, two classes: log-odds are differences of logits."""
+    metric = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
+    decoder = torch.tensor([[[4.0, 0.0]], [[0.0, 8.0]]])
+    features = gate_features(metric, decoder, torch.tensor([[0], [1]]))
+    torch.testing.assert_close(features[:, 0], torch.tensor([[1.0, -2, 4, -8], [-1, 2, -4, 8]]))
+
+
+def test_cross_fit_does_not_see_the_own_label():
+    """A feature that is noise: judged by seen labels it looks useful, held out it does not."""
+    torch.manual_seed(0)
+    features, right = torch.randn(1, 40, 30).double(), torch.rand(1, 40) < 0.5
+    hits = lambda score: ((score > 0) == right).double().mean()  # noqa: E731
+    assert hits(gate_score(features, fit_gate(features, right))) > 0.85
+    assert hits(cross_fit_gate(features, right)) < 0.7
+    moved = right.clone()
+    moved[0, 7] = ~moved[0, 7]
+    changed = cross_fit_gate(features, moved) != cross_fit_gate(features, right)
+    same_fold = torch.arange(40) % 5 == 7 % 5
+    assert not changed[0, same_fold].any()
+    assert changed[0, ~same_fold].all()
+
+
+def overconfident(n: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Layer 0 is very sure and often wrong; layer 1 is modest and mostly right."""
+    y = torch.arange(n) % 2
+    sign = (2.0 * y - 1).unsqueeze(1)
+    flip = torch.where(torch.rand(n, 1) < 0.35, -1.0, 1.0)
+    return [8 * sign * flip + torch.randn(n, 1), 3 * sign + 1.5 * torch.randn(n, 1)], y
+
+
+def head_on(select: str, train: tuple, **options) -> MetSelectHead:
+    head = MetSelectHead((1, 1), 2, select=select, shrinkage=0.0, **options)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        head(train[0], labels=train[1]).loss.backward()
+        optimizer.step()
+    return head.eval()
+
+
+@pytest.mark.parametrize("select", ["temperature", "gate", "auto"])
+def test_calibration_repairs_overconfidence(select):
+    """Moments of clean training nodes, validation nodes of which layer 0 gets a third wrong."""
+    torch.manual_seed(0)
+    y = torch.arange(200) % 2
+    sign = (2.0 * y - 1).unsqueeze(1)
+    clean = [8 * sign + torch.randn(200, 1), 3 * sign + 1.5 * torch.randn(200, 1)]
+    head = head_on(select, (clean, y))
+    (layers, labels), (test, truth) = overconfident(300), overconfident(300)
+    before = (head(test).logits.argmax(1) == truth).double().mean()
+    said = head.calibrate(layers, labels)
+    after = head(test)
+    accuracy = (after.logits.argmax(1) == truth).double().mean()
+    assert before < 0.75
+    assert accuracy > 0.93
+    assert (after.layer == 1).double().mean() > 0.5
+    held_out = (said.logits.argmax(1) == labels).double().mean()
+    assert held_out.item() == pytest.approx(accuracy.item(), abs=0.05)
+
+
+def test_plain_is_not_calibrated():
+    torch.manual_seed(0)
+    layers, y = overconfident(100)
+    head = head_on("plain", (layers, y))
+    head.calibrate(layers, y)
+    assert head.temperature.eq(1).all()
+    assert not head.gate.any()
+
+
+def test_auto_keeps_temperatures_where_the_gate_does_not_win():
+    """Two equal, perfect layers: no gate can be better."""
+    torch.manual_seed(0)
+    y = torch.arange(60) % 2
+    h = 20 * (2.0 * y - 1).unsqueeze(1) + torch.randn(60, 1)
+    head = head_on("auto", ([h, h.clone()], y))
+    head.calibrate([h, h.clone()], y)
+    assert not head.gate.any()
+    forced = head_on("gate", ([h, h.clone()], y))
+    forced.calibrate([h, h.clone()], y)
+    assert forced.gate.any()
+
+
+def test_one_validation_node():
+    torch.manual_seed(0)
+    layers, y = overconfident(50)
+    head = head_on("auto", (layers, y))
+    said = head.calibrate(layers, y, torch.tensor([3]))
+    assert said.logits.shape == (1, 2)
+    assert torch.isfinite(head(layers).score).all()
+    with pytest.raises(ValueError, match="10 validation nodes or more, got 1"):
+        head_on("gate", (layers, y)).calibrate(layers, y, torch.tensor([3]))
