@@ -9,6 +9,8 @@ import typing
 from pathlib import Path
 
 from . import __version__, doctor
+from .config import Config
+from .files import write_atomic
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,8 +57,6 @@ def _add_data_dir(word) -> None:
 
 def _add_config(word, without: tuple[str, ...] = ()) -> None:
     """One flag for every field of Config; only those that are given end up in the namespace."""
-    from .config import Config
-
     group = word.add_argument_group("settings")
     for field in dataclasses.fields(Config):
         if field.name in without:
@@ -87,8 +87,6 @@ def _reader(kinds: set[type]):
 
 
 def _given(args) -> dict:
-    from .config import Config
-
     names = {field.name for field in dataclasses.fields(Config)}
     return {name: value for name, value in vars(args).items() if name in names}
 
@@ -102,7 +100,6 @@ def _add_train(words) -> None:
 
 
 def _train(args) -> None:
-    from .config import Config
     from .data import load_dataset
     from .experiments.tables import percent, text_table
     from .train import train
@@ -133,7 +130,6 @@ def _add_compare(words) -> None:
 
 
 def _compare(args) -> None:
-    from .config import Config
     from .data import load_dataset
     from .experiments.compare import check_selectors, compare, report
 
@@ -154,6 +150,7 @@ def _compare(args) -> None:
         jobs=args.jobs,
     )
     text = report(outcomes)
+    write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
     print(f"\n{text}\n\nevery run: {out / 'results.jsonl'}")
 
 

@@ -2,44 +2,43 @@
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
-from torch import nn
 
-from .nn import (
-    GAT,
-    GCN,
-    GIN,
-    AttnSelect,
-    FinalSelect,
-    JKNet,
-    JKNetMetSelect,
-    MetSelect,
-    MetSelectMax,
-    NDLSelect,
-)
+
+class Part(NamedTuple):
+    """A name in `metselect_dgl.nn`, the fields of Config it understands, and options of its own."""
+
+    name: str
+    fields: tuple[str, ...] = ()
+    options: dict = {}  # noqa: RUF012  never written
+
+    def make(self, *args, **given):
+        from . import nn  # so that the command line can speak where DGL cannot be imported
+
+        return attrgetter(self.name)(nn)(*args, **self.options, **given)
+
 
 _METRIC = ("rule", "loss", "select", "shrinkage", "deep_supervision", "metric_dim")
-
-# name: (class, the fields of Config that it understands)
 BACKBONES = {
-    "gat": (GAT, ("heads", "allow_zero_in_degree")),
-    "gcn": (GCN, ("allow_zero_in_degree",)),
-    "gin": (GIN, ("learn_eps", "batch_norm")),
+    "gat": Part("GAT", ("heads", "allow_zero_in_degree")),
+    "gcn": Part("GCN", ("allow_zero_in_degree",)),
+    "gin": Part("GIN", ("learn_eps", "batch_norm")),
 }
 SELECTORS = {
-    "attn": (AttnSelect, ()),
-    "final": (FinalSelect, ()),
-    "jknet-cat": (partial(JKNet, mode="cat"), ()),
-    "jknet-lstm": (partial(JKNet, mode="lstm"), ()),
-    "jknet-max": (partial(JKNet, mode="max"), ()),
-    "jknet-metselect": (JKNetMetSelect, _METRIC),
-    "metselect": (MetSelect, _METRIC),
-    "metselect-max": (MetSelectMax, _METRIC),
-    "metselect-paper": (MetSelect.paper, _METRIC),
-    "ndls": (NDLSelect, ("eps",)),
+    "attn": Part("AttnSelect"),
+    "final": Part("FinalSelect"),
+    "jknet-cat": Part("JKNet", (), {"mode": "cat"}),
+    "jknet-lstm": Part("JKNet", (), {"mode": "lstm"}),
+    "jknet-max": Part("JKNet", (), {"mode": "max"}),
+    "jknet-metselect": Part("JKNetMetSelect", _METRIC),
+    "metselect": Part("MetSelect", _METRIC),
+    "metselect-max": Part("MetSelectMax", _METRIC),
+    "metselect-paper": Part("MetSelect.paper", _METRIC),
+    "ndls": Part("NDLSelect", ("eps",)),
 }
 
 
@@ -71,7 +70,9 @@ class Config:
     deep_supervision: float | None = _option(None, "MetSelect: weight of every layer's own loss")
     metric_dim: int | None = _option(None, "MetSelect: measure distances in fewer dimensions")
     eps: float | None = _option(None, "NDLS: how near to the limit")
-    row_normalize: bool = _option(True, "divide a node's features by their sum")
+    row_normalize: bool | None = _option(
+        None, "divide a node's features by their sum (default: if none is negative)"
+    )
     lr: float = _option(0.01, "learning rate of Adam")
     weight_decay: float = _option(5e-4, "of Adam")
     epochs: int = _option(200, "at most")
@@ -89,13 +90,12 @@ class Config:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
-    def build(self, in_feats: int, n_classes: int) -> nn.Module:
+    def build(self, in_feats: int, n_classes: int):
         """The model: this backbone under this selector."""
-        backbone, fields = BACKBONES[self.backbone]
+        backbone, selector = BACKBONES[self.backbone], SELECTORS[self.selector]
         common = ("num_layers", "dropout", "self_loop")
-        layers = backbone(in_feats, self.hidden, **self._given(*common, *fields))
-        selector, fields = SELECTORS[self.selector]
-        return selector(layers, n_classes, **self._given(*fields))
+        layers = backbone.make(in_feats, self.hidden, **self._given(*common, *backbone.fields))
+        return selector.make(layers, n_classes, **self._given(*selector.fields))
 
     def _given(self, *names: str) -> dict:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -8,36 +8,48 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
+NAMES = {
+    "final": "FinalSelect",
+    "metselect": "MetSelect",
+    "ndls": "NDLSelect",
+    "attn": "AttnSelect",
+}
+
 
 def plot_layers(metrics: dict, path: Path) -> None:
     """Stacked bars of the share of test nodes at every layer: all of them, and by hidden type."""
     by_type = metrics.get("layer_share_by_type", [])
     shares = np.array([*by_type, metrics["layer_share"]])  # [bars, L]
-    names = [f"type {kind}" for kind in range(len(by_type))] + ["all test nodes"]
-    config = metrics["config"]
-    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.55 * len(names)), layout="constrained")
+    bars = [f"type {kind}" for kind in range(len(by_type))] + ["all test nodes"]
+    figure, axes = plt.subplots(figsize=(7, 1.2 + 0.55 * len(bars)), layout="constrained")
     colors = plt.colormaps["viridis"](np.linspace(0.1, 0.9, shares.shape[1]))
-    left = np.zeros(len(names))
+    left = np.zeros(len(bars))
     for depth, color in enumerate(colors):
-        axes.barh(names, shares[:, depth], left=left, color=color, label=f"layer {depth}")
-        _annotate(axes, shares[:, depth], left, dark=depth < shares.shape[1] / 2)
+        axes.barh(bars, shares[:, depth], left=left, color=color, label=f"layer {depth}")
+        _annotate(axes, shares[:, depth], left, depth, dark=depth < len(colors) / 2)
         left += shares[:, depth]
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
-    accuracy = 100 * metrics["test"]["accuracy"]
-    names = f"{config['backbone'].upper()} + {config['selector']} on {config['dataset']}"
-    axes.set_title(f"{names}: layer chosen per node, test accuracy {accuracy:.1f} %", fontsize=10)
+    axes.set_title(_title(metrics), fontsize=10)
     if len(colors) <= 10:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     _save(figure, path)
 
 
-def _annotate(axes, widths: np.ndarray, left: np.ndarray, dark: bool) -> None:
+def _title(metrics: dict) -> str:
+    config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
+    selector = NAMES.get(config["selector"], config["selector"])
+    model = f"{config['backbone'].upper()} + {selector} on {config['dataset']}"
+    return f"{model}: layer chosen per node, test accuracy {accuracy:.1f} %"
+
+
+def _annotate(axes, widths: np.ndarray, left: np.ndarray, depth: int, dark: bool) -> None:
+    """The layer and its percentage inside every bar that is wide enough."""
+    color = "white" if dark else "black"
     for row, (width, start) in enumerate(zip(widths, left, strict=True)):
         if width > 0.06:
-            color = "white" if dark else "black"
-            text = f"{100 * width:.0f}"
+            text = f"{depth}: {100 * width:.0f} %" if width > 0.12 else f"{100 * width:.0f}"
             axes.text(start + width / 2, row, text, ha="center", va="center", color=color)
 
 

@@ -51,7 +51,10 @@ def prepare(config: Config, data: NodeDataset) -> NodeDataset:
     """The data as the model sees it: normalised, on its device."""
     if config.device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device is {config.device!r}, but torch sees no GPU; use --device cpu")
-    data = data.row_normalized() if config.row_normalize else data
+    normalize = config.row_normalize
+    if normalize is None:
+        normalize = bool((data.feat >= 0).all())
+    data = data.row_normalized() if normalize else data
     return data.to(config.device)
 
 

@@ -1,5 +1,6 @@
 """Checkpoints: whole or not at all, and a damaged or foreign one says so and runs no code."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -34,7 +35,7 @@ def test_round_trip(saved):
 
 
 def test_missing_file(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no checkpoint .*none.pt; train first"):
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*none\.pt; train first"):
         checkpoint.load(tmp_path / "none.pt", KEYS)
 
 
@@ -51,10 +52,12 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_damaged_file(saved, damage):
     saved.write_bytes(damage(saved.read_bytes()))
-    with pytest.raises(CheckpointError, match="is damaged or not a checkpoint .*train again") as e:
+    with pytest.raises(CheckpointError, match="is damaged or not a checkpoint") as caught:
         checkpoint.load(saved, KEYS)
-    assert str(saved) in str(e.value)
-    assert "\n" not in str(e.value)
+    message = str(caught.value)
+    assert message.startswith(str(saved))
+    assert message.endswith("delete it and train again")
+    assert "\n" not in message
 
 
 class Trap:
@@ -82,7 +85,7 @@ def by_torch(saved: Path, trap: Trap) -> None:
 
 
 def plain_pickle(saved: Path, trap: Trap) -> None:
-    saved.write_bytes(pickle.dumps(trap))
+    saved.write_bytes(pickle.dumps(trap, protocol=2))
 
 
 @pytest.mark.parametrize("tamper", [in_the_archive, by_torch, plain_pickle])
@@ -92,8 +95,9 @@ def test_tampered_pickle_runs_no_code(saved, tmp_path, tamper):
     with pytest.raises(CheckpointError, match="is damaged or not a checkpoint"):
         checkpoint.load(saved, KEYS)
     assert not marker.exists()
-    torch.load(saved, weights_only=False)  # the trap is a real one
-    assert marker.exists()
+    with contextlib.suppress(Exception):
+        torch.load(saved, weights_only=False)
+    assert marker.exists(), "the trap is none"
 
 
 @pytest.mark.parametrize(
@@ -132,12 +136,18 @@ FOREIGN = {
 
 @pytest.mark.parametrize(("state", "message"), FOREIGN.values(), ids=FOREIGN)
 def test_weights_of_another_model(state, message):
-    model = network()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(CheckpointError, match=message) as caught:
-        checkpoint.load_weights(model, state(), Path("run/checkpoint.pt"))
+        checkpoint.load_weights(network(), state(), Path("run/checkpoint.pt"))
     assert "run/checkpoint.pt is of another model" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("state", [state for state, _ in FOREIGN.values()], ids=FOREIGN)
+def test_weights_of_another_model_change_nothing(state):
+    model = network()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError):
+        checkpoint.load_weights(model, state(), Path("run/checkpoint.pt"))
     for key, value in model.state_dict().items():
         assert torch.equal(value, before[key]), f"{key} was changed"
 
@@ -183,7 +193,7 @@ def test_tampered_parts_of_a_run(run, tamper):
     out, whole, go_on = run
     state = torch.load(io.BytesIO(whole), weights_only=True)
     torch.save(tamper(state), out / "checkpoint.pt")
-    with pytest.raises(CheckpointError, match="checkpoint.pt"):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
         go_on()
 
 

@@ -13,7 +13,7 @@ def demo(out: Path, seed: int = 0) -> str:
     data = load_dataset("hop_chain", seed=seed)
     runs = []
     for selector in ("final", "metselect"):
-        config = Config(selector=selector, seed=seed, epochs=100, row_normalize=False)
+        config = Config(selector=selector, seed=seed, epochs=100)
         runs.append(train(config, data, out / selector))
     picture = out / "metselect" / "layers.png"
     return f"\n{data!r}\n\n{_accuracies(*runs)}\n\n{_choices(runs[1])}\n\npicture: {picture}"

@@ -86,10 +86,10 @@ class Prototypes(nn.Module):
         missing = (~self.valid).nonzero().flatten().tolist()
         if missing and not self._warned:
             self._warned = True
-            names = ", ".join(map(str, missing))
+            which = "class" if len(missing) == 1 else "each of the classes"
             warnings.warn(
-                f"class {names} has no labelled node; its distance is infinite "
-                "and it is never predicted",
+                f"{which} {', '.join(map(str, missing))} has no labelled node; its distance is "
+                "infinite and it is never predicted",
                 stacklevel=2,
             )
 

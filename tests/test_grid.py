@@ -1,0 +1,292 @@
+"""Many runs: settings chosen on validation, paired differences, and results that resume."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from metselect_dgl.config import Config
+from metselect_dgl.experiments import compare as comparing
+from metselect_dgl.experiments import grid
+from metselect_dgl.experiments.compare import GRID, check_selectors, compare, report
+from metselect_dgl.experiments.grid import run_grid, settings_grid
+
+BASE = Config(dataset="tiny", hidden=8, epochs=2)
+
+
+def row(config: Config, val: float, test: float, **more) -> dict:
+    """A result line with figures made up."""
+    part = {"accuracy": test, "macro_f1": test / 2, "weighted_f1": test / 4}
+    return {
+        "dataset": config.dataset,
+        "backbone": config.backbone,
+        "selector": config.selector,
+        "split": config.split,
+        "seed": config.seed,
+        "val_accuracy": val,
+        "test_accuracy": test,
+        "config": vars(config).copy(),
+        "test": part,
+        **more,
+    }
+
+
+@pytest.fixture
+def fabricate(monkeypatch):
+    """Let `compare` meet results that a function of the config makes up; returns what ran."""
+
+    def install(make):
+        asked = []
+
+        def fake(configs, data_dir, results, *, jobs):
+            asked.extend(configs)
+            return [make(config) for config in configs]
+
+        monkeypatch.setattr(comparing, "run_grid", fake)
+        return asked
+
+    return install
+
+
+def test_settings_grid_is_the_product():
+    configs = settings_grid(BASE, {"split": [0, 1], "lr": [0.1, 0.2, 0.3]})
+    assert [(c.split, c.lr) for c in configs] == [
+        *((0, 0.1), (0, 0.2), (0, 0.3)),
+        *((1, 0.1), (1, 0.2), (1, 0.3)),
+    ]
+    assert {(c.dataset, c.hidden) for c in configs} == {("tiny", 8)}
+
+
+# validation accuracy on two splits, test accuracy: by (weight_decay, self_loop)
+FABRICATED = {
+    (0.0, False): ([0.90, 0.10], 0.1),  # the best single run
+    (0.0, True): ([0.50, 0.60], 0.2),  # the best mean
+    (5e-4, False): ([0.54, 0.54], 0.9),  # the best test
+    (5e-4, True): ([0.55, 0.40], 0.3),
+}
+
+
+def fabricated(config):
+    val, test = FABRICATED[config.weight_decay, config.self_loop]
+    return row(config, val[config.split], test)
+
+
+def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
+    fabricate(fabricated)
+    (outcome,) = compare(BASE, ["metselect"], splits=2, out=tmp_path)
+    assert outcome.settings == {"weight_decay": 0.0, "self_loop": True}
+    assert [r["split"] for r in outcome.rows] == [0, 1]
+    assert outcome.test().tolist() == [0.2, 0.2]
+    assert outcome.mean("val_accuracy") == pytest.approx(0.55)
+    assert "chosen on validation for metselect: weight_decay 0.0, self_loop True" in report(
+        [outcome]
+    )
+
+
+def test_every_selector_has_its_own_settings(fabricate, tmp_path):
+    def make(config):
+        liked = config.self_loop == (config.selector == "final")
+        return row(config, 0.5 + 0.1 * liked, 0.5)
+
+    fabricate(make)
+    final, metselect = compare(BASE, ["final", "metselect"], splits=1, out=tmp_path)
+    assert (final.settings["self_loop"], metselect.settings["self_loop"]) == (True, False)
+
+
+def test_what_is_run(fabricate, tmp_path):
+    asked = fabricate(lambda config: row(config, 0.5, 0.5))
+    base = Config(dataset="tiny", seed=7, lr=0.3)
+    compare(base, ["final", "ndls"], splits=3, seeds=2, out=tmp_path)
+    assert {(c.split, c.seed) for c in asked} == {(s, d) for s in range(3) for d in (7, 8)}
+    assert {c.lr for c in asked} == {0.3}
+    count = {name: sum(c.selector == name for c in asked) for name in ("final", "ndls")}
+    assert count == {"final": 4 * 6, "ndls": 3 * 4 * 6}
+    assert {c.eps for c in asked if c.selector == "ndls"} == {0.03, 0.1, 0.3}
+    assert {c.eps for c in asked if c.selector == "final"} == {None}
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [{"self_loop"}, {"self_loop", "weight_decay"}, {"lr"}],
+    ids=["one", "both", "one-that-is-not-in-it"],
+)
+def test_settings_of_the_user_leave_the_grid(fabricate, tmp_path, fixed):
+    asked = fabricate(lambda config: row(config, 0.5, 0.5))
+    base = Config(dataset="tiny", self_loop=True, weight_decay=0.25)
+    (outcome,) = compare(base, ["final"], splits=1, fixed=fixed, out=tmp_path)
+    assert set(outcome.settings) == set(GRID) - fixed
+    for name in GRID:
+        tried = {getattr(base, name)} if name in fixed else set(GRID[name])
+        assert {getattr(config, name) for config in asked} == tried
+
+
+TEST_ACCURACY = {"final": [0.5, 0.6, 0.7], "metselect": [0.6, 0.8, 0.7], "attn": [0.4, 0.5, 0.6]}
+
+
+@pytest.fixture
+def three(fabricate, tmp_path):
+    """FinalSelect, MetSelect and AttnSelect on three splits."""
+    layers = {
+        "fixed": [0.2, 0.6, 0.5],
+        "layer_share": [0.25, 0.25, 0.5],
+        "oracle": 0.9,
+        "lucky_oracle": 0.75,
+    }
+
+    def make(config):
+        more = layers if config.selector == "metselect" else {}
+        return row(config, 0.5, TEST_ACCURACY[config.selector][config.split], **more)
+
+    fabricate(make)
+    return compare(BASE, list(TEST_ACCURACY), splits=3, out=tmp_path)
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The numbers of the table's row that begins with `name`."""
+    (line,) = (line for line in text.splitlines() if line.strip().startswith(name + "  "))
+    return line.strip().removeprefix(name).split()
+
+
+def test_report_by_hand(three):
+    """Gaps of 0.1, 0.2, 0: mean 0.1, deviation 0.1, standard error 0.1 / sqrt 3."""
+    text = report(three)
+    assert cells(text, "final") == "50.0 60.0 10.0 - - 30.0 15.0".split()
+    assert cells(text, "metselect") == "50.0 70.0 10.0 +10.0 5.8 35.0 17.5".split()
+    assert cells(text, "attn") == "50.0 50.0 10.0 -10.0 0.0 25.0 12.5".split()
+
+
+def test_report_of_layers_by_hand(three):
+    """(0.7 - 0.6) of the way from the best layer to the oracle, 0.9 - 0.6, is a third."""
+    text = report(three)
+    assert cells(text, "all at layer 0 (chosen by 25 %)") == ["20.0"]
+    assert cells(text, "all at layer 1 (chosen by 25 %)") == ["60.0"]
+    assert cells(text, "all at layer 2 (chosen by 50 %)") == ["50.0"]
+    assert cells(text, "oracle") == ["90.0"]
+    assert cells(text, "lucky oracle") == ["75.0"]
+    assert cells(text, "share of the oracle's gain realised") == ["33.3"]
+
+
+def test_report_without_final(three):
+    assert cells(report(three[1:]), "attn")[3:5] == ["-", "-"]
+
+
+def test_report_of_one_run(fabricate, tmp_path):
+    fabricate(lambda config: row(config, 0.5, 0.7 if config.selector == "attn" else 0.6))
+    text = report(compare(BASE, ["final", "attn"], splits=1, out=tmp_path))
+    assert cells(text, "attn") == "50.0 70.0 - +10.0 - 35.0 17.5".split()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["final", "best"], "selector is 'best'; use one of attn, final, "),
+        (["final", "metselect", "final"], "named twice: final metselect final"),
+    ],
+    ids=["unknown", "twice"],
+)
+def test_wrong_selectors(names, message):
+    with pytest.raises(ValueError, match=message):
+        check_selectors(names)
+
+
+def test_right_selectors():
+    check_selectors(["final", "metselect"])
+
+
+CONFIGS = settings_grid(BASE, {"selector": ["final", "metselect-paper"], "split": [0, 1]})
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """What `run_grid` really runs."""
+    ran, run_one = [], grid.run_one
+
+    def watched(config, data_dir):
+        ran.append(config)
+        return run_one(config, data_dir)
+
+    monkeypatch.setattr(grid, "run_one", watched)
+    return ran
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+def read_lines(results: Path) -> list[dict]:
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def test_a_second_call_runs_nothing(counted, tiny_dir, tmp_path):
+    results = tmp_path / "new" / "results.jsonl"
+    first = run_grid(CONFIGS, tiny_dir, results)
+    assert counted == CONFIGS
+    assert first == read_lines(results)
+    assert [Config(**row["config"]) for row in first] == CONFIGS
+    assert first[0]["test_accuracy"] == first[0]["test"]["accuracy"]
+    assert first[0]["val_accuracy"] == first[0]["val"]["accuracy"]
+    before = results.read_bytes()
+    assert run_grid(CONFIGS[::-1], tiny_dir, results) == first[::-1]
+    assert counted == CONFIGS
+    assert results.read_bytes() == before
+
+
+def test_only_what_is_new_is_run(counted, tiny_dir, tmp_path):
+    results = tmp_path / "results.jsonl"
+    run_grid(CONFIGS[1:3], tiny_dir, results)
+    rows = run_grid(CONFIGS, tiny_dir, results)
+    assert counted == [*CONFIGS[1:3], CONFIGS[0], CONFIGS[3]]
+    assert [Config(**row["config"]) for row in rows] == CONFIGS
+    assert len(read_lines(results)) == 4
+
+
+@pytest.mark.parametrize("lost", [1, 40, "all but one"], ids=str)
+def test_half_a_line_is_cut_and_only_that_run_redone(counted, tiny_dir, tmp_path, lost):
+    """1 is the newline alone: the line is whole, but nobody can know."""
+    results = tmp_path / "results.jsonl"
+    first = run_grid(CONFIGS, tiny_dir, results)
+    counted.clear()
+    whole = results.read_bytes()
+    last = len(whole.splitlines()[-1])
+    results.write_bytes(whole[: -(last if lost == "all but one" else lost)])
+    again = run_grid(CONFIGS, tiny_dir, results)
+    assert counted == CONFIGS[3:]
+    assert timeless(again) == timeless(first)
+    assert timeless(read_lines(results)) == timeless(first)
+
+
+def test_what_was_finished_before_an_error_is_kept(monkeypatch, tiny_dir, tmp_path):
+    results, run_one = tmp_path / "results.jsonl", grid.run_one
+
+    def failing(config, data_dir):
+        if config == CONFIGS[2]:
+            raise KeyboardInterrupt
+        return run_one(config, data_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "run_one", failing)
+        with pytest.raises(KeyboardInterrupt):
+            run_grid(CONFIGS, tiny_dir, results)
+    assert [Config(**row["config"]) for row in read_lines(results)] == CONFIGS[:2]
+
+
+def test_two_processes_give_the_rows_of_one(tiny_dir, tmp_path):
+    one = run_grid(CONFIGS, str(tiny_dir), tmp_path / "one.jsonl")
+    two = run_grid(CONFIGS, str(tiny_dir), tmp_path / "two.jsonl", jobs=2)
+    assert timeless(two) == timeless(one)
+    assert len(read_lines(tmp_path / "two.jsonl")) == 4
+
+
+def test_the_seed_draws_a_synthetic_dataset_anew(monkeypatch):
+    drawn = []
+
+    def load(name, data_dir, seed):
+        drawn.append(seed)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(grid, "load_dataset", load)
+    grid._load.cache_clear()
+    for config in settings_grid(Config(), {"seed": [3, 4]}):
+        with pytest.raises(ValueError, match="enough"):
+            grid.run_one(config, None)
+    assert drawn == [3, 4]
