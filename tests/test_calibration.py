@@ -160,3 +160,26 @@ def test_one_validation_node():
     assert torch.isfinite(head(layers).score).all()
     with pytest.raises(ValueError, match="10 validation nodes or more, got 1"):
         head_on("gate", (layers, y)).calibrate(layers, y, torch.tensor([3]))
+
+
+@pytest.mark.parametrize("rule", ["distance", "opposite"])
+def test_no_gate_under_another_rule(rule):
+    """MetSelect-max must stay the opposite choice."""
+    torch.manual_seed(0)
+    layers, y = overconfident(100)
+    head = head_on("auto", (layers, y), rule=rule)
+    head.calibrate(layers, y)
+    assert not head.gate.any()
+
+
+def test_gate_never_selects_a_collapsed_layer():
+    torch.manual_seed(0)
+    layers, y = overconfident(100)
+    layers.insert(1, torch.full((100, 1), 2.0))
+    head = MetSelectHead((1, 1, 1), 2, select="gate")
+    head(layers, labels=y)
+    head.eval()
+    said = head.calibrate(layers, y)
+    assert not (said.layer == 1).any()
+    assert head.gate.any()
+    assert not (head(layers).layer == 1).any()

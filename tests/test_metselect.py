@@ -143,7 +143,8 @@ def test_shrinkage_options():
         ({"rule": "nearest"}, "rule is 'nearest'"),
         ({"loss": "mse"}, "loss is 'mse'"),
         ({"select": "vote"}, "select is 'vote'"),
-        ({"select": "gate", "loss": "posterior"}, "gate"),
+        ({"select": "gate", "loss": "posterior"}, "needs loss='ce'"),
+        ({"select": "gate", "rule": "opposite"}, "rule='confidence'"),
     ],
     ids=str,
 )

@@ -259,7 +259,7 @@ def test_a_finished_run_is_not_trained_again(monkeypatch, small, tmp_path):
 
 
 def command(tiny_dir, out):
-    options = "--dataset tiny --dropout 0.5 --hidden 16 --epochs 150 --select temperature"
+    options = "--dataset tiny --dropout 0.5 --hidden 16 --epochs 100 --select temperature"
     return [
         *(sys.executable, "-m", "metselect_dgl", "train", *options.split()),
         *("--data-dir", str(tiny_dir), "--out", str(out)),
@@ -279,12 +279,12 @@ def test_killed_and_resumed_in_new_processes(tiny_dir, tmp_path):
             time.sleep(0.005)
         victim.send_signal(signal.SIGKILL)
     assert (victim.returncode, other.returncode) == (-signal.SIGKILL, 0)
-    assert 20 <= load_checkpoint(killed / "checkpoint.pt")["progress"]["epoch"] < 150
+    assert 20 <= load_checkpoint(killed / "checkpoint.pt")["progress"]["epoch"] < 100
     assert not (killed / "metrics.json").exists()
 
     subprocess.run(command(tiny_dir, killed), check=True, **pipes)
     saved = [load_checkpoint(folder / "checkpoint.pt") for folder in (killed, whole)]
-    assert saved[0]["progress"]["epoch"] == 150
+    assert saved[0]["progress"]["epoch"] == 100
     assert_same_bits(*map(timeless, saved))
     metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (killed, whole)]
     assert timeless(metrics[0]) == timeless(metrics[1])
@@ -345,6 +345,25 @@ def test_every_combination_trains(small, backbone, selector, self_loop):
     assert set(run.selection.layer.tolist()) <= {0, 1, 2}
     assert all(0 <= value <= 1 for value in run.metrics["test"].values())
     assert sum(run.metrics["layer_share"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "loudest"),
+    [
+        ("confidence", lambda what: what["log_odds"].argmax()),
+        ("opposite", lambda what: what["log_odds"].argmin()),
+        ("distance", lambda what: what["dist2"].amin(-1).argmin()),
+    ],
+    ids=["confidence", "opposite", "distance"],
+)
+def test_a_trained_model_chooses_by_its_rule(small, rule, loudest):
+    """A gate, if the default finds one, is for confidence; it must not undo the other rules."""
+    config = settings(rule=rule, select="temperature" if rule == "confidence" else None)
+    run, data = quiet(config, small), training.prepare(config, small)
+    with torch.no_grad():
+        layers = run.model.backbone(data.graph, data.feat)
+    every = [run.model.head.explain(layers, torch.tensor([node])) for node in range(0, 300, 10)]
+    assert run.selection.layer[::10].tolist() == [loudest(what).item() for what in every]
 
 
 @pytest.mark.parametrize("selector", ["final", "metselect"])

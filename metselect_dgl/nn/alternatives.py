@@ -1,6 +1,7 @@
 """What the paper compares MetSelect with: the last layer, attention, jumping knowledge."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -97,7 +98,8 @@ class JumpingMetSelectHead(LayerHead):
         return [self.lstm(layers), self.squeeze(self.cat(layers)), self.max(layers)]
 
     def forward_rows(self, layers, labels, index):
-        return self.head.forward_rows(self.merged(layers), labels, index)
+        rows = [rows_of(h, index) for h in layers]
+        return replace(self.head.forward_rows(self.merged(rows), labels, None), index=index)
 
     @torch.no_grad()
     def fit(self, layers, labels, index=None):

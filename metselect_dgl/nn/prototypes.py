@@ -59,6 +59,11 @@ class Prototypes(nn.Module):
         """The classes that have a labelled node, [C]."""
         return self.count > 0
 
+    @property
+    def alive(self) -> Tensor:
+        """The layers that have any spread, [L]."""
+        return torch.stack([factor.any() for factor in self.factors])
+
     @torch.no_grad()
     def update(self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None) -> None:
         """Set the prototypes from the nodes `index`, whose classes are `labels`."""

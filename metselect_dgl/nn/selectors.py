@@ -77,8 +77,10 @@ class MetSelectHead(DecodersHead):
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
-        if select == "gate" and loss != "ce":
-            raise ValueError("select='gate' compares decoders; it needs loss='ce'")
+        if select == "gate" and (loss, rule) != ("ce", "confidence"):
+            raise ValueError(
+                f"select='gate' needs loss='ce' and rule='confidence', not {loss!r} and {rule!r}"
+            )
         self.rule, self.loss, self.select = rule, loss, select
         self.deep_supervision, self.alpha = deep_supervision, alpha
         self.projections = self._projections(metric_dim)
@@ -129,8 +131,7 @@ class MetSelectHead(DecodersHead):
     def choose(self, layers, metric, labels, index) -> tuple[Tensor, Tensor]:
         """(layer, score) of every row."""
         if labels is None and self.gate.any():
-            score = gate_score(self._gate_features(layers, metric, index), self.gate)
-            score, layer = score.max(0)
+            score, layer = self._gate_scores(layers, metric, index).max(0)
             return layer, score
         layer, _, score = MF.select_layer(
             metric,
@@ -191,8 +192,8 @@ class MetSelectHead(DecodersHead):
                 f"select='gate' needs {2 * FOLDS} validation nodes or more, got {nodes}; "
                 "use select='temperature'"
             )
-        enough = self.loss == "ce" and nodes >= 2 * FOLDS
-        return enough and self.select in ("gate", "auto")
+        can = self.loss == "ce" and self.rule == "confidence" and nodes >= 2 * FOLDS
+        return can and self.select in ("gate", "auto")
 
     def _fit_gate(self, layers, metric, labels, index, layer, score) -> tuple[Tensor, Tensor]:
         """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""
@@ -200,7 +201,7 @@ class MetSelectHead(DecodersHead):
         self.decoder_temperature.copy_(fit_temperature(decoded, labels))
         features = self._gate_features(layers, metric, index)
         right = decoded.argmax(-1) == labels  # [L, n]
-        held_out = cross_fit_gate(features, right)
+        held_out = self._alive_only(cross_fit_gate(features, right))
         gated = held_out.argmax(0)
         better = _hits(right, gated) > _hits(right, layer)
         if self.select == "auto" and not better:
@@ -210,12 +211,23 @@ class MetSelectHead(DecodersHead):
 
     def _gate_features(self, layers, metric, index) -> Tensor:
         decoded = self.layer_logits(layers, index)
-        decoded = decoded.masked_fill(~self.prototypes.valid, -torch.inf)
         measured = MF.metric_logits(
             metric, **self.prototypes.metric(), temperature=self.temperature, index=index
         )
         warm = decoded / self.decoder_temperature[:, None, None]
         return gate_features(measured, warm, decoded.argmax(-1))
+
+    def _gate_scores(self, layers, metric, index) -> Tensor:
+        features = self._gate_features(layers, metric, index)
+        return self._alive_only(gate_score(features, self.gate))
+
+    def _alive_only(self, score: Tensor) -> Tensor:
+        """A collapsed layer is never selected."""
+        return score.masked_fill(~self.prototypes.alive.unsqueeze(1), -torch.inf)
+
+    def layer_logits(self, layers, index=None):
+        logits = super().layer_logits(layers, index)
+        return logits.masked_fill(~self.prototypes.valid, -torch.inf)
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
@@ -229,7 +241,7 @@ class MetSelectHead(DecodersHead):
         log_odds = MF.log_odds(logits).amax(-1)
         score = log_odds if self.rule == "confidence" else -dist2.amin(-1)
         if self.gate.any():
-            score = gate_score(self._gate_features(layers, metric, index), self.gate)[:, 0]
+            score = self._gate_scores(layers, metric, index)[:, 0]
         return {
             "dist2": dist2,
             "posterior": logits.softmax(-1),

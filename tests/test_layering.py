@@ -1,0 +1,192 @@
+"""Imports point down: read from the source, so that a lazy import counts as well."""
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "metselect_dgl"
+# From below to above; a part may import its own row and what is below it.
+LAYERS = (
+    ("_C", "files", "kernels", "reference"),
+    ("ops",),
+    ("checks", "functional"),
+    ("nn", "testing"),
+    ("checkpoint", "config", "data", "evaluate", "plots", "train"),
+    ("experiments",),
+    ("__main__", "cli"),
+)
+ALONE = ("__init__", "doctor")  # import nothing of the package; anyone may import them
+HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
+HEIGHT |= dict.fromkeys(ALONE, -1)
+ENGINES = {"_C", "kernels", "reference"}
+BORROWED = {"log_odds", "TILE"}  # what functional may take from reference
+
+
+def part_of(path: str) -> str:
+    """`nn` of `metselect_dgl/nn/model.py`; kernels/ is installed below the package."""
+    first, *rest = path.removesuffix(".py").split("/")
+    return first if first != PACKAGE else rest[0]
+
+
+def imports(path: str, source: str) -> list[tuple[str, str]]:
+    """(module, name) of every import in a file, relative ones resolved; name "" for a module."""
+    package = path.removesuffix(".py").split("/")[:-1]
+    package = package if package[0] == PACKAGE else [PACKAGE, *package]
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [(module, alias.name) for alias in node.names]
+    return found
+
+
+def inner(module: str, name: str) -> str | None:
+    """The part of the package that an import reaches, None if it is outside."""
+    first, *rest = module.split(".")
+    if first != PACKAGE:
+        return None
+    return rest[0] if rest else (name if name in HEIGHT else "__init__")
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What a file imports and must not."""
+    part = part_of(path)
+    if part not in HEIGHT:
+        return [f"{path}: {part} has no place in LAYERS"]
+    found = []
+    for module, name in imports(path, source):
+        target, outer = inner(module, name), module.split(".")[0]
+        what = f"{path}: {module} {name}".rstrip()
+        if target is not None and target not in HEIGHT:
+            found.append(f"{what} has no place in LAYERS")
+        elif target is not None and target != part:
+            if part in ALONE or HEIGHT[target] > HEIGHT[part]:
+                found.append(f"{what} is above it")
+            borrowed = (part, target) == ("functional", "reference") and name in BORROWED
+            if target in ENGINES and part != "ops" and not borrowed:
+                found.append(f"{what} is an engine")
+        if outer == "dgl" and HEIGHT[part] < HEIGHT["nn"]:
+            found.append(f"{what} is for nn and above")
+        if outer == "triton" and part != "kernels":
+            found.append(f"{what} is for kernels")
+        if part == "reference" and outer != "torch":
+            found.append(f"{what} is not torch")
+    return found
+
+
+def sources() -> dict[str, str]:
+    files = [*ROOT.glob(f"{PACKAGE}/**/*.py"), *ROOT.glob("kernels/**/*.py")]
+    return {str(file.relative_to(ROOT)): file.read_text() for file in sorted(files)}
+
+
+@pytest.mark.parametrize(("path", "source"), sources().items(), ids=sources())
+def test_imports_point_down(path, source):
+    assert violations(path, source) == []
+
+
+def check_no_cycle(files: dict[str, str]) -> None:
+    """Raises CycleError if parts import each other."""
+    graph = {part: set() for part in HEIGHT}
+    for path, source in files.items():
+        part = part_of(path)
+        graph[part] |= {inner(*one) for one in imports(path, source)} - {None, part}
+    TopologicalSorter(graph).prepare()
+
+
+def test_no_two_parts_import_each_other():
+    check_no_cycle(sources())
+
+
+def test_a_cycle_is_seen():
+    with pytest.raises(CycleError):
+        check_no_cycle(
+            {
+                "metselect_dgl/train.py": "from .evaluate import accuracy",
+                "metselect_dgl/evaluate.py": "def f():\n    from . import train",
+            }
+        )
+
+
+BAD = {
+    "up": ("metselect_dgl/nn/model.py", "from ..train import train", "above"),
+    "up-by-name": ("metselect_dgl/functional.py", "from . import nn", "above"),
+    "up-absolute": ("metselect_dgl/ops.py", "import metselect_dgl.functional", "above"),
+    "up-absolute-from": ("metselect_dgl/data/npz.py", "from metselect_dgl import cli", "above"),
+    "up-lazily": (
+        "metselect_dgl/train.py",
+        "def f():\n    from .experiments.tables import percent",
+        "above",
+    ),
+    "up-from-kernels": ("kernels/moments.py", "from ..ops import OPS", "above"),
+    "doctor": ("metselect_dgl/doctor.py", "from .config import Config", "above"),
+    "package": ("metselect_dgl/__init__.py", "from . import nn", "above"),
+    "dgl-below": ("metselect_dgl/functional.py", "import dgl.function as fn", "nn and above"),
+    "dgl-in-checks": ("metselect_dgl/checks.py", "from dgl import DGLGraph", "nn and above"),
+    "triton": ("metselect_dgl/ops.py", "import triton.language as tl", "kernels"),
+    "engine-in-nn": ("metselect_dgl/nn/losses.py", "from ..reference import log_odds", "engine"),
+    "engine-lazily": (
+        "metselect_dgl/functional.py",
+        "def f():\n    from . import kernels",
+        "engine",
+    ),
+    "engine-binary": ("metselect_dgl/train.py", "from . import _C", "engine"),
+    "engine-deep": ("metselect_dgl/nn/a.py", "from ..kernels.moments import m", "engine"),
+    "more-than-borrowed": (
+        "metselect_dgl/functional.py",
+        "from .reference import TILE, moments",
+        "engine",
+    ),
+    "all-of-reference": ("metselect_dgl/functional.py", "from . import reference", "engine"),
+    "reference-with-numpy": ("metselect_dgl/reference.py", "import numpy", "not torch"),
+    "reference-with-os": ("metselect_dgl/reference.py", "from os import path", "not torch"),
+    "reference-with-checks": ("metselect_dgl/reference.py", "from . import checks", "above"),
+    "new-file": ("metselect_dgl/extra.py", "", "no place"),
+    "unknown-target": ("metselect_dgl/cli.py", "from .extra import thing", "no place"),
+}
+
+
+@pytest.mark.parametrize(("path", "source", "message"), BAD.values(), ids=BAD)
+def test_a_violation_is_seen(path, source, message):
+    (found, *_) = violations(path, source)
+    assert path in found
+    assert message in found
+
+
+GOOD = {
+    "own-row": ("metselect_dgl/train.py", "from .data import NodeDataset"),
+    "own-part": ("metselect_dgl/nn/model.py", "from .heads import Selection"),
+    "down": ("metselect_dgl/experiments/grid.py", "from ..config import Config"),
+    "far-down": ("metselect_dgl/nn/heads.py", "from .. import functional as MF"),
+    "engines-in-ops": ("metselect_dgl/ops.py", "from . import _C, kernels, reference"),
+    "borrowed": ("metselect_dgl/functional.py", "from .reference import TILE, log_odds"),
+    "dgl": ("metselect_dgl/nn/ndls.py", "import dgl"),
+    "dgl-above": ("metselect_dgl/evaluate.py", "import dgl"),
+    "triton": ("kernels/moments.py", "import triton\nfrom .tiles import load"),
+    "version": ("metselect_dgl/cli.py", "from . import __version__, doctor"),
+    "torch": ("metselect_dgl/reference.py", "import torch.nn.functional as F"),
+}
+
+
+@pytest.mark.parametrize(("path", "source"), GOOD.values(), ids=GOOD)
+def test_what_is_allowed(path, source):
+    assert violations(path, source) == []
+
+
+def test_the_maths_needs_no_dgl():
+    """In a process of its own, where importing DGL is an error."""
+    code = (
+        "import sys; sys.modules['dgl'] = None\n"
+        "import torch, metselect_dgl.functional as MF\n"
+        "print(MF.moments([torch.ones(2, 3)], torch.tensor([0, 1]), 2).count.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[1.0, 1.0]\n"
