@@ -179,10 +179,9 @@ def test_compare(run, tiny_dir, tmp_path):
     words = ["compare", *FAST, "--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop"]
     out = run(*words, "--selectors", "final", "metselect-paper", "--splits", 5)
     assert "2 splits, 1 seed(s), gcn" in out  # it has no more
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "runs/compare-tiny-gcn/results.jsonl").read_text().splitlines()
-    ]
+    folder = tmp_path / "runs" / "compare-tiny-gcn"
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert (folder / "report.txt").read_text() in out
     assert len(rows) == 2 * 2 * 2  # selectors, weight decays, splits
     assert not any(row["config"]["self_loop"] for row in rows)
     chosen = re.search(r"chosen on validation for metselect-paper: weight_decay (\S+)\n", out)[1]

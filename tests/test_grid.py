@@ -256,9 +256,10 @@ def test_half_a_line_is_cut_and_only_that_run_redone(counted, tiny_dir, tmp_path
 
 
 def test_what_was_finished_before_an_error_is_kept(monkeypatch, tiny_dir, tmp_path):
-    results, run_one = tmp_path / "results.jsonl", grid.run_one
+    results, run_one, on_the_disk = tmp_path / "results.jsonl", grid.run_one, []
 
     def failing(config, data_dir):
+        on_the_disk.append(len(read_lines(results)))
         if config == CONFIGS[2]:
             raise KeyboardInterrupt
         return run_one(config, data_dir)
@@ -267,6 +268,7 @@ def test_what_was_finished_before_an_error_is_kept(monkeypatch, tiny_dir, tmp_pa
         patch.setattr(grid, "run_one", failing)
         with pytest.raises(KeyboardInterrupt):
             run_grid(CONFIGS, tiny_dir, results)
+    assert on_the_disk == [0, 1, 2]  # at once: a process may also be killed
     assert [Config(**row["config"]) for row in read_lines(results)] == CONFIGS[:2]
 
 

@@ -180,11 +180,12 @@ def test_what_is_allowed(path, source):
     assert violations(path, source) == []
 
 
-def test_the_maths_needs_no_dgl():
+def test_the_maths_and_the_doctor_need_no_dgl():
     """In a process of its own, where importing DGL is an error."""
     code = (
         "import sys; sys.modules['dgl'] = None\n"
-        "import torch, metselect_dgl.functional as MF\n"
+        "import torch, metselect_dgl.cli, metselect_dgl.functional as MF\n"
+        "metselect_dgl.cli._parser().parse_args(['doctor'])\n"
         "print(MF.moments([torch.ones(2, 3)], torch.tensor([0, 1]), 2).count.tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

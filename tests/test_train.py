@@ -129,8 +129,10 @@ def test_picture_shows_something(finished):
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 10
 
 
-def test_load_run_gives_the_model_of_the_predictions(small, tiny_dir, tmp_path):
-    config = settings(dataset="tiny", epochs=5, lr=0.03)
+def test_load_run_gives_the_model_of_the_predictions(monkeypatch, tiny_dir, tmp_path):
+    said = iter([0.1, 0.3, 0.2])  # the best epoch is not the last
+    monkeypatch.setattr(training, "accuracy", lambda *_: next(said))
+    config = settings(dataset="tiny", epochs=3)
     run = quiet(config, training.load_dataset("tiny", tiny_dir), tmp_path)
     loaded, model, data = load_run(tmp_path, tiny_dir)
     assert loaded == config
@@ -139,6 +141,23 @@ def test_load_run_gives_the_model_of_the_predictions(small, tiny_dir, tmp_path):
         again = model(data.graph, data.feat)
     for name in ("logits", "layer", "score"):
         assert_same_bits(getattr(again, name), getattr(run.selection, name), name)
+
+
+@pytest.mark.parametrize(
+    ("row_normalize", "negative", "normalised"),
+    [
+        (None, False, True),
+        (None, True, False),
+        (True, True, True),
+        (False, False, False),
+    ],
+    ids=["default", "default-negative", "asked-for", "refused"],
+)
+def test_features_as_the_model_sees_them(small, row_normalize, negative, normalised):
+    data = small if negative else replace(small, feat=small.feat.abs())
+    seen = training.prepare(settings(row_normalize=row_normalize), data)
+    total = data.feat.abs().sum(1, keepdim=True)
+    assert torch.equal(seen.feat, data.feat / total if normalised else data.feat)
 
 
 @pytest.mark.parametrize("folder", [False, True], ids=["nowhere", "in-a-folder"])

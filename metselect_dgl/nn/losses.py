@@ -1,36 +1,38 @@
-"""The losses of the metric: the paper's hinge (Eq. 7) and the posterior of the selected layer."""
+"""The losses of the metric: the paper's hinge (Eq. 7) and the posterior of the true class.
+
+Each gives the loss [L, n] that a node would have if a layer were its choice.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def distance_loss(dist2: Tensor, layer: Tensor, labels: Tensor, alpha: float = 1.0) -> Tensor:
-    r"""Mean over nodes of Eq. 7,
+def distance_loss(dist2: Tensor, labels: Tensor, alpha: float = 1.0) -> Tensor:
+    r"""Eq. 7 of node i at layer l,
 
-    .. math:: \max(0, \alpha + d^{(l^*)}_{y} + \log \sum_l \sum_{j \ne y} e^{-d^{(l)}_j}) .
+    .. math:: \max(0, \alpha + d^{(l)}_{iy} + \log \sum_k \sum_{j \ne y} e^{-d^{(k)}_{ij}}) .
 
-    With the moments held constant this inflates the embeddings of deep networks; ``"posterior"``
-    trains where it fails.
+    With the moments held constant this inflates the embeddings of deep networks;
+    :func:`posterior_loss` trains where it fails.
 
     Parameters
     ----------
     dist2 : [L, n, C], squared distances
-    layer, labels : int64 [n]
+    labels : int64 [n]
     """
-    own = _pick(dist2, layer, labels)  # [n]
-    other = F.one_hot(labels, dist2.shape[-1]).bool()
-    rest = (-dist2).masked_fill(other, -torch.inf).logsumexp((0, 2))  # [n]
-    return F.relu(alpha + own + rest).mean()
+    own = F.one_hot(labels, dist2.shape[-1]).bool()
+    rest = (-dist2).masked_fill(own, -torch.inf).logsumexp((0, 2))  # [n]
+    return F.relu(alpha + _of_class(dist2, labels) + rest)
 
 
-def posterior_loss(dist2: Tensor, layer: Tensor, labels: Tensor, temperature: Tensor) -> Tensor:
-    r"""Mean over nodes of :math:`-\log p^{(l^*)}_y` with
-    :math:`p^{(l)} = \mathrm{softmax}_c(-d^{(l)}_c / 2 T_l)`."""
+def posterior_loss(dist2: Tensor, labels: Tensor, temperature: Tensor) -> Tensor:
+    r""":math:`-\log p^{(l)}_{iy}`, where :math:`p^{(l)}_i` is the posterior
+    :math:`\mathrm{softmax}_c(-d^{(l)}_{ic} / 2 T_l)`."""
     logits = -dist2 / (2 * temperature[:, None, None])
-    return -_pick(logits.log_softmax(-1), layer, labels).mean()
+    return -_of_class(logits.log_softmax(-1), labels)
 
 
-def _pick(values: Tensor, layer: Tensor, labels: Tensor) -> Tensor:
-    """values[layer[i], i, labels[i]], [n]."""
-    return values[layer, torch.arange(len(labels), device=labels.device), labels]
+def _of_class(values: Tensor, labels: Tensor) -> Tensor:
+    """values[l, i, labels[i]], [L, n]."""
+    return values[:, torch.arange(len(labels), device=labels.device), labels]

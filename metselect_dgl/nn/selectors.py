@@ -150,17 +150,14 @@ class MetSelectHead(DecodersHead):
         logits = scaled[layer, torch.arange(len(layer), device=layer.device)]
         if labels is None:
             return logits, None
-        loss = self._metric_loss(dist2, layer, labels)
-        if self.training and self.deep_supervision:
-            every = range(len(metric))
-            own = [self._metric_loss(dist2, torch.full_like(layer, each), labels) for each in every]
-            loss = loss + self.deep_supervision * torch.stack(own).mean()
-        return logits, loss
-
-    def _metric_loss(self, dist2, layer, labels):
         if self.loss == "distance":
-            return distance_loss(dist2, layer, labels, self.alpha)
-        return posterior_loss(dist2, layer, labels, self.temperature)
+            losses = distance_loss(dist2, labels, self.alpha)  # [L, n]
+        else:
+            losses = posterior_loss(dist2, labels, self.temperature)
+        loss = losses.gather(0, layer.unsqueeze(0)).mean()
+        if self.training and self.deep_supervision:
+            loss = loss + self.deep_supervision * losses.mean()
+        return logits, loss
 
     @torch.no_grad()
     def fit(self, layers, labels, index=None):
