@@ -1,5 +1,6 @@
 """Checkpoints: written whole or not at all; loading one runs no code."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,10 +33,25 @@ def load(path: Path, keys: set[str]) -> dict:
     return state
 
 
+@contextmanager
+def reading(path: Path):
+    """Whatever goes wrong with the parts of a checkpoint is a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path} is damaged ({reason}); delete it and train again") from error
+
+
 def load_weights(model: torch.nn.Module, state: dict, path: Path) -> None:
-    """Put the tensors into the model, or say that they are another model's."""
+    """Put the tensors into the model, or say that they are another model's and change nothing."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         model.load_state_dict(state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        reason = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        model.load_state_dict(before)
+        lines = [line.strip() for line in str(error).splitlines()]
+        reason = "; ".join(lines[1:3] or lines)
         raise CheckpointError(f"{path} is of another model: {reason}") from error

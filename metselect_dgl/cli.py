@@ -21,11 +21,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
-    except (ValueError, TypeError, RuntimeError, OSError) as error:
-        if os.environ.get("METSELECT_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("METSELECT_TRACEBACK") or not _expected(error):
             raise
         print(f"metselect: {error}", file=sys.stderr)
         return 1
+
+
+def _expected(error: Exception) -> bool:
+    """Of the user's input; DGL has an error class of its own, known once DGL is imported."""
+    dgl = sys.modules.get("dgl")
+    own = (dgl.DGLError,) if dgl else ()
+    return isinstance(error, (ValueError, TypeError, RuntimeError, OSError, *own))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _word(words, name: str, run, text: str) -> argparse.ArgumentParser:
-    word = words.add_parser(name, help=text, description=text)
+    word = words.add_parser(name, help=text, description=text, allow_abbrev=False)
     word.set_defaults(run=run)
     return word
 

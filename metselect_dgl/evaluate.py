@@ -20,7 +20,7 @@ def f1_scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
     said, true = predicted == classes[:, None], labels == classes[:, None]  # [C, n]
     both = (said & true).sum(1).double()
     f1 = 2 * both / (said.sum(1) + true.sum(1))
-    weight = true.sum(1) / max(len(labels), 1)
+    weight = true.sum(1).double() / max(len(labels), 1)
     return {"macro_f1": f1.mean().item(), "weighted_f1": (f1 * weight).sum().item()}
 
 
@@ -46,7 +46,8 @@ def layer_report(
     if data.node_type is not None:
         types = data.node_type[index]
         report["layer_share_by_type"] = [
-            _shares(selection.layer[index[types == kind]], n_layers) for kind in types.unique()
+            _shares(selection.layer[index[types == kind]], n_layers)
+            for kind in range(data.node_type.max() + 1)
         ]
     model.eval()
     logits = model.head.layer_logits(model.backbone(data.graph, data.feat), index)

@@ -17,6 +17,7 @@ from .reference import TILE, log_odds
 __all__ = [
     "Moments",
     "class_distances",
+    "fourth_moments",
     "log_odds",
     "metric_logits",
     "moments",
@@ -40,7 +41,7 @@ class Moments:
     Examples
     --------
     >>> import torch
-    >>> h, y = torch.randn(100, 8), torch.randint(3, (100,))
+    >>> h, y = torch.randn(100, 8).double(), torch.randint(3, (100,))
     >>> whole = moments([h], y, 3)
     >>> parts = moments([h[:60]], y[:60], 3).merge(moments([h[60:]], y[60:], 3))
     >>> torch.allclose(whole.covariances()[0], parts.covariances()[0], rtol=1e-5)

@@ -96,6 +96,11 @@ class _Loop:
         self.config, self.data, self.out = config, data, out and Path(out)
         labelled = (part[data.labels[part] >= 0] for part in data.split(config.split))
         self.split = Split(*labelled)
+        for part in ("train", "val"):
+            if len(getattr(self.split, part)) == 0:
+                raise ValueError(
+                    f"split {config.split} of {data.name} has no labelled node for {part}"
+                )
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
         self.optimizer = torch.optim.Adam(
             [p for p in self.model.parameters() if p.requires_grad],
@@ -156,7 +161,7 @@ class _Loop:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": dataclasses.asdict(self.state),
-            "random": torch.get_rng_state(),
+            "random": _random_states(),
         }
         checkpoint.save(state, self.path)
 
@@ -165,6 +170,10 @@ class _Loop:
         if self.out is None or not self.path.exists():
             return
         saved = load_checkpoint(self.path)
+        with checkpoint.reading(self.path):
+            self._restore(saved)
+
+    def _restore(self, saved: dict) -> None:
         old = Config(**saved["config"])
         if old != self.config:
             raise checkpoint.CheckpointError(
@@ -174,7 +183,9 @@ class _Loop:
         checkpoint.load_weights(self.model, saved["model"], self.path)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = Progress(**saved["progress"])
-        torch.set_rng_state(saved["random"])
+        torch.set_rng_state(saved["random"][0])
+        if self.config.device != "cpu":
+            torch.cuda.set_rng_state_all(saved["random"][1:])
 
     def result(self) -> Run:
         """The best epoch's model and its figures."""
@@ -225,6 +236,11 @@ class _Loop:
         plot_layers(metrics, self.out / "layers.png")
 
 
+def _random_states() -> list[Tensor]:
+    """Of the CPU and of every GPU."""
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
 def _finite_loss(logits: Tensor, labels: Tensor) -> float:
     """Cross entropy over the nodes of classes that can be predicted."""
     loss = F.cross_entropy(logits, labels, reduction="none")
@@ -240,8 +256,9 @@ def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelec
     """The best model of the run in `out`, with the data as that model sees it."""
     path = Path(out) / "checkpoint.pt"
     saved = load_checkpoint(path)
-    config = Config(**saved["config"])
+    with checkpoint.reading(path):
+        config, best = Config(**saved["config"]), saved["progress"]["best_model"]
     data = prepare(config, load_dataset(config.dataset, data_dir, seed=config.seed))
     model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
-    checkpoint.load_weights(model, saved["progress"]["best_model"], path)
+    checkpoint.load_weights(model, best, path)
     return config, model.eval(), data

@@ -33,6 +33,7 @@ PUBLIC = {
     "metselect_dgl.functional": [
         "Moments",
         "class_distances",
+        "fourth_moments",
         "log_odds",
         "metric_logits",
         "moments",

@@ -441,7 +441,14 @@ def test_interrupt(monkeypatch, capsys):
     assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["", "fly", "train --colour red", "train --lr fast", "explain"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "fly", "train --colour red", "train --lr fast", "explain"),
+        "compare --split 3 --dataset corra",  # not short for --splits
+        "compare --selector final --dataset corra",
+    ],
+)
 def test_wrong_usage(capsys, line):
     with pytest.raises(SystemExit) as stopped:
         cli.main(line.split())

@@ -97,8 +97,8 @@ def report(outcomes: list[Outcome]) -> str:
 
 def _paired(outcome: Outcome, final: Outcome) -> tuple[str, str]:
     gap = outcome.test() - final.test()
-    error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else math.nan
-    return f"{100 * gap.mean():+.1f}", f"{100 * error:.1f}"
+    error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else None
+    return f"{100 * gap.mean():+.1f}", percent(error)
 
 
 def _layers(outcome: Outcome, width: int) -> list[list[str]]:

@@ -14,8 +14,9 @@ def demo(out: Path, seed: int = 0) -> str:
     runs = []
     for selector in ("final", "metselect"):
         config = Config(selector=selector, seed=seed, epochs=100)
-        runs.append(train(config, data, out / selector))
-    picture = out / "metselect" / "layers.png"
+        folder = out / f"{selector}-seed{seed}"
+        runs.append(train(config, data, folder))
+    picture = folder / "layers.png"
     return f"\n{data!r}\n\n{_accuracies(*runs)}\n\n{_choices(runs[1])}\n\npicture: {picture}"
 
 

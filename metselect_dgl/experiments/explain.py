@@ -24,7 +24,7 @@ def explain(run: Path, node: int, data_dir: str | None = None) -> str:
     index = torch.tensor([node], device=data.feat.device)
     layers = model.backbone(data.graph, data.feat)
     what = model.head.explain(layers, index)
-    said, chosen = model.head(layers, index=index), None
+    said = model.head(layers, index=index)
     chosen, predicted = said.layer.item(), said.logits.argmax(1).item()
     true = data.labels[node].item()
     kind = "" if data.node_type is None else f", type {data.node_type[node].item()}"
@@ -52,4 +52,5 @@ def _table(what: dict, chosen: int, true: int) -> str:
         mark = "* " if depth == chosen else "  "
         decoder = what["decoder"][depth].item()
         rows.append([f"{mark}layer {depth}", *cells, *(f"{f:.2f}" for f in figures), decoder])
-    return text_table(header, rows) + "\n* the chosen layer: the largest score"
+    score = "the gate's log-odds that the decoder is right" if what["gated"] else "the rule's"
+    return f"{text_table(header, rows)}\n* the chosen layer: the largest score ({score})"

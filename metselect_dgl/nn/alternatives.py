@@ -134,25 +134,61 @@ class FinalSelect(LayerSelect):
 
 
 class MetSelectMax(MetSelect):
-    """The paper's ablation: the layer that MetSelect trusts least."""
+    """The paper's ablation: the layer that MetSelect trusts least.
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN
+    >>> model = MetSelectMax(GCN(8, 16, self_loop=True), 3)
+    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
+    torch.Size([30, 3])
+    """
 
     def __init__(self, backbone: nn.Module, n_classes: int, **options) -> None:
         super().__init__(backbone, n_classes, **{"rule": "opposite", **options})
 
 
 class AttnSelect(LayerSelect):
-    """The layer with the largest attention of a JKNet-LSTM."""
+    """The layer with the largest attention of a JKNet-LSTM.
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN
+    >>> model = AttnSelect(GCN(8, 16, self_loop=True), 3)
+    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
+    torch.Size([30, 3])
+    """
 
     head_class = AttentionHead
 
 
 class JKNet(LayerSelect):
-    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm."""
+    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm.
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN
+    >>> model = JKNet(GCN(8, 16, self_loop=True), 3, mode="max")
+    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
+    torch.Size([30, 3])
+    """
 
     head_class = JumpingHead
 
 
 class JKNetMetSelect(LayerSelect):
-    """MetSelect among the three jumping-knowledge views of the layers."""
+    """MetSelect among the three jumping-knowledge views of the layers.
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN
+    >>> model = JKNetMetSelect(GCN(8, 16, self_loop=True), 3)
+    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
+    torch.Size([30, 3])
+    """
 
     head_class = JumpingMetSelectHead

@@ -88,6 +88,7 @@ class LayerHead(nn.Module):
 
 
 def rows_of(h: Tensor, index: Tensor | None) -> Tensor:
+    """The rows `index`, all of them without it."""
     return h if index is None else h[index]
 
 

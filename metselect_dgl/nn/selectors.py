@@ -223,14 +223,17 @@ class MetSelectHead(DecodersHead):
         return score.masked_fill(~self.prototypes.alive.unsqueeze(1), -torch.inf)
 
     def layer_logits(self, layers, index=None):
+        if self.loss != "ce":  # the metric decodes; the linear decoders are not trained
+            known = self.prototypes.metric() | {"temperature": self.temperature}
+            return MF.metric_logits(self.project(layers), **known, index=index)
         logits = super().layer_logits(layers, index)
         return logits.masked_fill(~self.prototypes.valid, -torch.inf)
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
         """What every layer thinks of one node: dist2 and posterior [L, C], and, [L] each, the
-        temperature, the log-odds of its best class, the score it is chosen by, and its decoder's
-        answer."""
+        temperature, the log-odds of its best class, the score it is chosen by (`gated`: the
+        gate's), and its decoder's answer."""
         layers, _, index = self.check(layers, None, index)
         metric, known = self.project(layers), self.prototypes.metric()
         dist2 = MF.class_distances(metric, **known, index=index)[:, 0]
@@ -245,6 +248,7 @@ class MetSelectHead(DecodersHead):
             "temperature": self.temperature,
             "log_odds": log_odds,
             "score": -log_odds if self.rule == "opposite" else score,
+            "gated": self.gate.any(),
             "decoder": self.layer_logits(layers, index)[:, 0].argmax(-1),
         }
 
