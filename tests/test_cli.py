@@ -298,7 +298,7 @@ def test_demo(monkeypatch, run, tmp_path):
     monkeypatch.setattr(showing, "Config", lambda **given: Config(**given | {"epochs": 20}))
     text = run("demo", "--out", "shown", "--seed", 4)
     metrics, final = (
-        json.loads((tmp_path / "shown" / selector / "metrics.json").read_text())
+        json.loads((tmp_path / "shown" / f"{selector}-seed4" / "metrics.json").read_text())
         for selector in ("metselect", "final")
     )
     assert metrics["config"]["seed"] == final["config"]["seed"] == 4
@@ -315,8 +315,8 @@ def test_demo(monkeypatch, run, tmp_path):
         told = numbers(lines_with(text, f"type {kind}:"))
         assert told == [f"{100 * share:.1f}" for share in shares]
     assert numbers(lines_with(text, "all ")) == [f"{100 * s:.1f}" for s in metrics["layer_share"]]
-    assert "picture: shown/metselect/layers.png" in text
-    assert (tmp_path / "shown" / "metselect" / "layers.png").exists()
+    assert "picture: shown/metselect-seed4/layers.png" in text
+    assert (tmp_path / "shown" / "metselect-seed4" / "layers.png").exists()
     assert run("demo", "--out", "shown", "--seed", 4) == text
 
 
