@@ -71,9 +71,6 @@ def lines_with(text: str, start: str) -> str:
     return line
 
 
-# --- train
-
-
 def test_train_prints_its_metrics_and_names_its_folder(run, tiny_dir, tmp_path):
     out = run("train", *FAST, "--data-dir", tiny_dir, "--split", 1, "--seed", 5)
     folder = tmp_path / "runs" / "tiny-gcn-metselect-split1-seed5"
@@ -172,9 +169,6 @@ def test_flags_reach_the_config(given, flags, settings):
         assert type(getattr(config, name)) is type(value)
 
 
-# --- compare
-
-
 def test_compare(run, tiny_dir, tmp_path):
     words = ["compare", *FAST, "--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop"]
     out = run(*words, "--selectors", "final", "metselect-paper", "--splits", 5)
@@ -210,9 +204,6 @@ def test_compare_fixes_the_flags_that_are_given(monkeypatch, fail, tiny_dir):
     assert seen["fixed"] == {"dataset", "self_loop"}
     assert seen["selectors"] == ["final"]
     assert (seen["splits"], seen["seeds"], seen["jobs"]) == (2, 3, 4)
-
-
-# --- explain
 
 
 @pytest.fixture(scope="module")
@@ -282,13 +273,10 @@ def test_explain_the_other_metselects(run, tiny_dir, selector):
 def test_explain_of_many_classes_shows_the_nearest_and_the_true_one():
     n_classes = 20
     dist2 = torch.arange(float(n_classes)).expand(2, n_classes)
-    what = {"dist2": dist2, "posterior": (-dist2 / 2).softmax(-1)}
+    what = {"gated": False, "dist2": dist2, "posterior": (-dist2 / 2).softmax(-1)}
     what |= {name: torch.ones(2) for name in ("temperature", "log_odds", "score", "decoder")}
     header = explaining._table(what, chosen=0, true=19).splitlines()[0]
     assert re.findall(r"class (\d+)", header) == [*map(str, range(8)), "19"]
-
-
-# --- demo
 
 
 def test_demo(monkeypatch, run, tmp_path):
@@ -320,9 +308,6 @@ def test_demo(monkeypatch, run, tmp_path):
     assert run("demo", "--out", "shown", "--seed", 4) == text
 
 
-# --- doctor
-
-
 def test_doctor(run, tiny_dir):
     text = run("doctor", "--data-dir", tiny_dir)
     assert lines_with(text, "torch ").split()[1] == "ok"
@@ -333,9 +318,6 @@ def test_doctor_status(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "dgl", None)
     assert cli.main(["doctor"]) == 1
     assert "dgl        bad" in capsys.readouterr().out
-
-
-# --- the whole
 
 
 def test_the_words_are_these():
@@ -469,9 +451,6 @@ def test_status_and_stderr_of_the_process():
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith("metselect: there is no checkpoint nowhere")
     assert "Traceback" not in done.stderr
-
-
-# --- Config
 
 
 @pytest.mark.parametrize(
