@@ -62,6 +62,7 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
         )
     if len(labels) != rows:
         raise ValueError(f"got {len(labels)} labels for {rows} nodes")
+    labels = labels.long()  # before comparing: -1 is 255 among uint8
     wrong = ((labels < -1) | (labels >= n_classes)).nonzero()
     if len(wrong):
         node = wrong[0].item()
@@ -69,12 +70,11 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
             f"label {labels[node].item()} of node {node} is not a class: "
             f"there are {n_classes} (0 to {n_classes - 1}), and -1 for not labelled"
         )
-    return labels.long()
+    return labels
 
 
-def check_index(index: Tensor, h: Tensor) -> Tensor:
-    """int64 numbers of rows of `h`, where `h` is, from numbers or from a mask of all rows."""
-    rows = len(h)
+def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
+    """int64 numbers below `rows` on `device`, from numbers or from a mask of all rows."""
     if not isinstance(index, Tensor) or index.is_floating_point():
         seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index is {seen}; pass node numbers (int64) or a bool mask")
@@ -85,19 +85,23 @@ def check_index(index: Tensor, h: Tensor) -> Tensor:
     if index.dtype == torch.bool:
         if len(index) != rows:
             raise ValueError(f"the mask has {len(index)} entries for {rows} nodes")
-        return index.nonzero().squeeze(1).to(h.device)
+        return index.nonzero().squeeze(1).to(device)
+    index = index.long()
     wrong = ((index < 0) | (index >= rows)).nonzero()
     if len(wrong):
         raise ValueError(f"index holds node {index[wrong[0, 0]].item()}, there are {rows} nodes")
-    return index.long().to(h.device)
+    return index.to(device)
 
 
-def labelled(labels: Tensor, index: Tensor | None, h: Tensor, n_classes: int) -> tuple:
-    """(labels, index) of the labelled nodes among `index`, or among all rows of `h`."""
-    labels = check_labels(labels, len(h), n_classes)
-    if labels.device != h.device:
-        raise ValueError(f"labels are on {labels.device}, the layers on {h.device}; use .to()")
-    index = torch.arange(len(h), device=h.device) if index is None else check_index(index, h)
+def labelled(
+    labels: Tensor, index: Tensor | None, n_classes: int, rows: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(labels, index) of the labelled nodes among `index`, or among all rows."""
+    labels = check_labels(labels, rows, n_classes)
+    if labels.device != device:
+        raise ValueError(f"labels are on {labels.device}, the model on {device}; use .to()")
+    everything = torch.arange(rows, device=device)
+    index = everything if index is None else check_index(index, rows, device)
     keep = labels[index] >= 0
     if not keep.any():
         why = "index is empty" if len(index) == 0 else f"all {len(index)} labels are -1"

@@ -93,6 +93,12 @@ def _reader(kinds: set[type]):
     return number_or_word
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
+
+
 def _given(args) -> dict:
     names = {field.name for field in dataclasses.fields(Config)}
     return {name: value for name, value in vars(args).items() if name in names}
@@ -128,9 +134,11 @@ def _add_compare(words) -> None:
     text = "several selectors over several splits; settings are chosen on validation"
     word = _word(words, "compare", _compare, text)
     word.add_argument("--selectors", nargs="+", default=["final", "metselect"], metavar="NAME")
-    word.add_argument("--splits", type=int, default=10, help="the first so many (default: 10)")
-    word.add_argument("--seeds", type=int, default=1, help="runs per split (default: 1)")
-    word.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    word.add_argument(
+        "--splits", type=_positive, default=10, help="the first so many (default: 10)"
+    )
+    word.add_argument("--seeds", type=_positive, default=1, help="runs per split (default: 1)")
+    word.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes")
     word.add_argument("--out", type=Path, help="folder (default: runs/compare-DATASET-BACKBONE)")
     _add_data_dir(word)
     _add_config(word, without=("selector", "split"))

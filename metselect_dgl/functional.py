@@ -99,7 +99,7 @@ def moments(
     layers : L tensors [N, D_l]
     labels : int64 [n], the classes of the picked nodes (all N without `index`)
     shifts : L tensors [C, D_l] near the class means, against cancellation;
-        by default the class means of the first nodes
+        by default the class means of a sample of the nodes
     """
     rows = len(layers[0]) if index is None else len(index)
     labels = check_labels(labels, rows, n_classes)
@@ -107,24 +107,31 @@ def moments(
         raise ValueError("labels hold -1 (not labelled); leave those nodes out of index")
     layers = [h.detach() for h in layers]
     if shifts is None:
-        shifts = [_first_means(h, labels, n_classes, index) for h in layers]
-    shifts = list(shifts)
-    return Moments(*_with_shifts(_ops.moments(layers, labels, index, shifts), shifts))
+        sample = _sample(labels, n_classes)
+        shifts = [_sampled_means(h, labels, sample, n_classes, index) for h in layers]
+    count, sums, grams = _ops.moments(layers, labels, index, list(shifts))
+    return Moments(count, list(shifts), sums, grams)
 
 
-def _with_shifts(parts: tuple, shifts: list[Tensor]) -> tuple:
-    count, sums, grams = parts
-    return count, shifts, sums, grams
+def _sample(labels: Tensor, n_classes: int) -> Tensor:
+    """About TILE rows, evenly spread, and the first of every class, in whatever order they are."""
+    n = len(labels)
+    every, step = torch.arange(n, device=labels.device), n // TILE
+    if step <= 1:
+        return every
+    first = labels.new_full((n_classes,), n).scatter_reduce(0, labels, every, "amin")
+    return torch.cat([every[::step], first[first < n]])
 
 
-def _first_means(h: Tensor, labels: Tensor, n_classes: int, index: Tensor | None) -> Tensor:
-    """Class means of the first tile; of the whole tile for a class that is not in it."""
-    y = labels[:TILE]
-    rows = (h[:TILE] if index is None else h[index[:TILE]]).double()
+def _sampled_means(
+    h: Tensor, labels: Tensor, sample: Tensor, n_classes: int, index: Tensor | None
+) -> Tensor:
+    """Class means of the sampled rows; 0 for a class without nodes."""
+    y = labels[sample]
+    rows = h[sample if index is None else index[sample]].double()
     total = rows.new_zeros(n_classes, h.shape[1]).index_add_(0, y, rows)
-    count = torch.bincount(y, minlength=n_classes).unsqueeze(1)
-    every = rows.mean(0) if len(rows) else total[0]
-    return torch.where(count > 0, total / count.clamp(min=1), every).to(h.dtype)
+    count = torch.bincount(y, minlength=n_classes).clamp(min=1)
+    return (total / count.unsqueeze(1)).to(h.dtype)
 
 
 def whitening(
@@ -132,12 +139,12 @@ def whitening(
     shrinkage: str | float = "auto",
     *,
     fourth: Tensor | None = None,
-    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     r"""Per layer R [D, D], lower triangular, with R^T R the inverse of the shrunk covariance
 
     .. math:: \hat K = (1 - \rho) K + \rho \, \mathrm{tr}(K) / D \, I .
 
+    rho is at least 16 D rounding units of the layers' dtype: below that K is noise.
     A layer without any spread gets R = 0 and is never selected. A covariance of 0 under class
     means that differ (one node a class) is replaced by the variance of those means.
 
@@ -147,36 +154,39 @@ def whitening(
         or a number rho in [0, 1]
     fourth : sum over nodes of ||h - mu||^4 per layer [L]; ``"ledoit_wolf"`` needs it
         (:func:`fourth_moments`)
-    dtype : of the features; sets the floor under rho, D times its rounding unit
     """
-    eps = torch.finfo(dtype or moments.shifts[0].dtype).eps
-    covariances, spread = [], []
+    eps = torch.finfo(moments.shifts[0].dtype).eps
+    covariances = []
     for covariance, mean in zip(moments.covariances(), moments.means(), strict=True):
-        between = mean.var(0, correction=0).mean()
-        variance = covariance.diagonal().mean()
-        rounding = (4 * eps * mean.abs().amax()) ** 2
+        between = mean.var(0, correction=0)
+        rounding = (4 * eps * mean.abs().amax(0)) ** 2
         eye = torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
-        covariance = covariance if variance > 0 else between * eye
-        covariances.append(covariance * (variance + between > rounding))
-        spread.append(variance)
+        covariance = covariance if covariance.diagonal().sum() > 0 else between.mean() * eye
+        spread = covariance.diagonal() + between > rounding  # [D]
+        covariances.append(covariance * spread.any())
     amount = _shrinkage(shrinkage, covariances, moments.count.sum(), fourth)
-    floor = eps * max(len(covariance) for covariance in covariances)
-    return _ops.whitening(covariances, amount, floor)
+    return _ops.whitening(covariances, amount, eps)
 
 
-def _shrinkage(kind: str | float, covariances: list[Tensor], n: Tensor, fourth) -> Tensor:
+def check_shrinkage(kind: str | float) -> None:
+    """A name or a number that `whitening` knows."""
     if isinstance(kind, int | float) and not isinstance(kind, bool):
         if not 0 <= kind <= 1:
             raise ValueError(f"shrinkage is {kind}; a number must be between 0 and 1")
-        return n.new_full((len(covariances),), kind)
-    if kind in ("auto", "oas"):
-        return torch.stack([_oas(covariance, n) for covariance in covariances])
+    elif kind not in ("auto", "oas", "ledoit_wolf"):
+        raise ValueError(f"shrinkage is {kind!r}; use 'auto', 'oas', 'ledoit_wolf' or a number")
+
+
+def _shrinkage(kind: str | float, covariances: list[Tensor], n: Tensor, fourth) -> Tensor:
+    check_shrinkage(kind)
     if kind == "ledoit_wolf":
         if fourth is None:
             raise ValueError("shrinkage='ledoit_wolf' needs fourth=fourth_moments(...)")
         pairs = zip(covariances, fourth, strict=True)
         return torch.stack([_ledoit_wolf(covariance, n, q) for covariance, q in pairs])
-    raise ValueError(f"shrinkage is {kind!r}; use 'auto', 'oas', 'ledoit_wolf' or a number")
+    if isinstance(kind, str):
+        return torch.stack([_oas(covariance, n) for covariance in covariances])
+    return n.new_full((len(covariances),), kind)
 
 
 def _oas(covariance: Tensor, n: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ _DECODERS = "Tensor[] layers, Tensor[] weights, Tensor[] biases, Tensor layer"
 _SCHEMAS = (
     "moments(Tensor[] layers, Tensor labels, Tensor? index, Tensor[] shifts)"
     " -> (Tensor, Tensor[], Tensor[])",
-    "whitening(Tensor[] covariances, Tensor rho, float floor) -> Tensor[]",
+    "whitening(Tensor[] covariances, Tensor rho, float eps) -> Tensor[]",
     f"class_distances({_METRIC}, Tensor? index) -> Tensor",
     f"class_distances_backward(Tensor grad, {_METRIC}, Tensor? index) -> Tensor[]",
     f"metric_logits({_METRIC}, Tensor temperature, Tensor? index) -> Tensor",
@@ -52,7 +52,7 @@ def _moments_fake(layers, labels, index, shifts):
     return sums[0].new_empty(shifts[0].shape[0]), sums, grams
 
 
-def _whitening_fake(covariances, rho, floor):
+def _whitening_fake(covariances, rho, eps):
     return [
         covariance.new_empty(covariance.shape, dtype=torch.float64) for covariance in covariances
     ]

@@ -17,7 +17,7 @@ def moments(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """count[c] = |{i: y_i = c}|, sum[c] = sum_i r_i, gram = sum_i r_i r_i^T with r = h - shift[y].
 
-    Products are taken in the layer's dtype on tiles scaled to at most 1 by a power of two, so that
+    Products are taken in the layer's dtype on tiles scaled to below 2 by a power of two, so that
     features of 1e20 do not overflow; the sums over tiles are float64.
     """
     count = torch.bincount(labels, minlength=shifts[0].shape[0]).double()
@@ -30,7 +30,7 @@ def moments(
             y = labels[rows]
             r = (h[rows] if index is None else h[index[rows]]) - shift[y]  # [tile, D]
             _, exponent = torch.frexp(r.abs().amax())
-            unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+            unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - 1)
             r = r / unit.to(r.dtype)
             total.index_add_(0, y, r.double() * unit)
             gram += (r.T @ r).double() * unit**2
@@ -39,17 +39,19 @@ def moments(
     return count, sums, grams
 
 
-def whitening(covariances: list[Tensor], rho: Tensor, floor: float) -> list[Tensor]:
-    """R with R^T R = K^-1, where K = (1 - rho) K + max(rho, floor) tr(K)/D I; R = 0 where tr K = 0.
+def whitening(covariances: list[Tensor], rho: Tensor, eps: float) -> list[Tensor]:
+    """R with R^T R = K^-1, where K = (1 - rho) K + max(rho, 16 D eps) tr(K)/D I; R = 0 if tr K = 0.
 
     R is the inverse of the lower Cholesky factor, in float64, of K divided by its mean variance.
+    `eps` is the rounding unit of the layers: sums of n products err by a few D eps of the variance.
     """
     factors = []
     for covariance, amount in zip(covariances, rho.double(), strict=True):
         eye = torch.eye(covariance.shape[0], dtype=torch.float64, device=covariance.device)
         variance = covariance.double().diagonal().mean()
         unit = variance.where(variance > 0, variance.new_ones(()))
-        shrunk = (1 - amount) * covariance.double() / unit + amount.clamp(min=floor) * eye
+        floor = amount.clamp(min=16 * len(eye) * eps)
+        shrunk = (1 - amount) * covariance.double() / unit + floor * eye
         factor = torch.linalg.solve_triangular(torch.linalg.cholesky(shrunk), eye, upper=False)
         factors.append((factor * (variance > 0) / unit.sqrt()).contiguous())
     return factors

@@ -47,9 +47,13 @@ class Run:
     metrics: dict
 
 
+def _on_gpu(config: Config) -> bool:
+    return torch.device(config.device).type != "cpu"
+
+
 def prepare(config: Config, data: NodeDataset) -> NodeDataset:
     """The data as the model sees it: normalised, on its device."""
-    if config.device != "cpu" and not torch.cuda.is_available():
+    if _on_gpu(config) and not torch.cuda.is_available():
         raise ValueError(f"device is {config.device!r}, but torch sees no GPU; use --device cpu")
     normalize = config.row_normalize
     if normalize is None:
@@ -158,6 +162,7 @@ class _Loop:
             return
         state = {
             "config": dataclasses.asdict(self.config),
+            "data": self.data.fingerprint(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": dataclasses.asdict(self.state),
@@ -180,11 +185,12 @@ class _Loop:
                 f"{self.out} holds a run with other settings ({old.differences(self.config)}); "
                 "choose another --out, or --overwrite"
             )
+        _check_data(saved, self.data, self.path)
         checkpoint.load_weights(self.model, saved["model"], self.path)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = Progress(**saved["progress"])
         torch.set_rng_state(saved["random"][0])
-        if self.config.device != "cpu":
+        if _on_gpu(self.config):
             torch.cuda.set_rng_state_all(saved["random"][1:])
 
     def result(self) -> Run:
@@ -249,7 +255,15 @@ def _finite_loss(logits: Tensor, labels: Tensor) -> float:
 
 def load_checkpoint(path: Path) -> dict:
     """The parts of a run's checkpoint."""
-    return checkpoint.load(path, {"config", "model", "optimizer", "progress", "random"})
+    return checkpoint.load(path, {"config", "data", "model", "optimizer", "progress", "random"})
+
+
+def _check_data(saved: dict, data: NodeDataset, path: Path) -> None:
+    if saved["data"] != data.fingerprint():
+        raise checkpoint.CheckpointError(
+            f"{path} was trained on other data than {data.name} is now; "
+            "choose another --out, or --overwrite"
+        )
 
 
 def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelect, NodeDataset]:
@@ -259,6 +273,7 @@ def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelec
     with checkpoint.reading(path):
         config, best = Config(**saved["config"]), saved["progress"]["best_model"]
     data = prepare(config, load_dataset(config.dataset, data_dir, seed=config.seed))
+    _check_data(saved, data, path)
     model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
     checkpoint.load_weights(model, best, path)
     return config, model.eval(), data

@@ -151,3 +151,18 @@ def test_jknet_metselect_chooses_among_three_views(small):
     assert said.layer.max() <= 2
     views = model.head.merged(model.backbone(small.graph, small.feat))
     torch.testing.assert_close(said.logits, model.head.head(views).logits)
+
+
+def test_metselect_max_keeps_its_rule():
+    assert MetSelectMax(GCN(3, 4), 2, rule="confidence").head.rule == "opposite"
+
+
+def test_inference_mode(small):
+    """Tensors made there have no version, and may not be kept for a later backward."""
+    model = NDLSelect(GCN(32, 16, self_loop=True), 5, eps=0.12)
+    with torch.inference_mode():
+        there = model(small.graph, small.feat.clone()).layer
+        model(small.graph, small.feat)
+    out = model(small.graph, small.feat, small.labels)
+    out.loss.backward()
+    assert torch.equal(out.layer, there)

@@ -147,9 +147,17 @@ def test_copies_and_pickles(backbone, graph):
         (lambda: GCN(6, 8, num_layers=0), "num_layers is 0"),
         (lambda: GCN(6, [8, 8], num_layers=2), "2 widths for 3 layers"),
         (lambda: GAT(6, 10, heads=4), "10 features does not divide by 4 heads"),
+        (lambda: GAT(6, 8, heads=0), "heads is 0"),
     ],
-    ids=["depth", "widths", "heads"],
+    ids=["depth", "widths", "heads", "no-heads"],
 )
 def test_bad_options(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_reset_draws_the_eps_of_gin():
+    model = GIN(6, 8, learn_eps=True)
+    torch.nn.init.constant_(model.convs[0].eps, 5.0)
+    model.reset_parameters()
+    assert model.convs[0].eps.item() == 0

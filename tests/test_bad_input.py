@@ -9,7 +9,7 @@ import torch
 from dgl import DGLError
 
 from metselect_dgl import functional as MF
-from metselect_dgl.nn import GAT, GCN, FinalSelect, JKNet, MetSelect, MetSelectHead
+from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, JKNet, MetSelect, MetSelectHead
 
 
 @pytest.fixture
@@ -202,3 +202,51 @@ def test_difficult_but_right(change):
     assert (said.layer == 1).double().mean() > 0.9
     _, answer, _ = MF.select_layer([noise, h], **head.prototypes.metric())
     assert (answer == y).double().mean() > 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_narrow_integers(model, small, dtype):
+    """-1 is 255 among uint8."""
+    train = small.split(0).train
+    expected = model(small.graph, small.feat, small.labels, train[train < 100])
+    narrow = train[train < 100].to(dtype)
+    out = model(small.graph, small.feat, small.labels.to(dtype), narrow)
+    assert torch.equal(out.logits, expected.logits)
+
+
+@pytest.mark.parametrize("bad", ["nan", "label"])
+def test_batch_norm_remembers_nothing_of_bad_input(small, bad):
+    model = MetSelect(GIN(32, 16, batch_norm=True), 5)
+    before = copy.deepcopy(model.state_dict())
+    feat = spoil(small.feat, torch.nan, 3) if bad == "nan" else small.feat
+    labels = small.labels.where(torch.arange(300) != 9, 7) if bad == "label" else small.labels
+    with pytest.raises(ValueError, match="node"):
+        model(small.graph, feat, labels, small.split(0).train)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("val", "match"),
+    [(torch.zeros(0, dtype=torch.long), "index is empty"), (torch.arange(5), "got 5")],
+    ids=["empty", "too-few-for-the-gate"],
+)
+def test_failed_calibration_changes_nothing(small, val, match):
+    split = small.split(0)
+    model = MetSelect(GCN(32, 16, self_loop=True), 5, select="gate")
+    model.calibrate(small.graph, small.feat, small.labels, split.train, split.val)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=match):
+        model.calibrate(small.graph, small.feat, small.labels, split.train[:60], val)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shrinkage": "foo"}, {"shrinkage": 7.0}, {"metric_dim": 0}, {"deep_supervision": -1.0}],
+    ids=str,
+)
+def test_options_are_checked_when_they_are_given(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        MetSelectHead((4,), 3, **options)

@@ -302,3 +302,41 @@ class TestModel:
         graph = dgl.graph(([], []), num_nodes=12)
         model(graph, torch.randn(12, 32), torch.arange(12) % 5).loss.backward()
         assert model.eval()(graph, torch.randn(12, 32)).logits.shape == (12, 5)
+
+    @pytest.mark.parametrize("loss", ["ce", "distance", "posterior"])
+    def test_two_forwards_before_one_backward(self, small, loss):
+        """The second call renews the moments that the first one's gradient still needs."""
+        train = small.split(0).train
+        model = MetSelect(GCN(32, 16, self_loop=True), 5, loss=loss)
+        parts = [model(small.graph, small.feat, small.labels, half) for half in train.split(60)]
+        model.calibrate(small.graph, small.feat, small.labels, train, small.split(0).val)
+        sum(part.loss for part in parts).backward()
+        assert model.backbone.input.weight.grad.any()
+
+    @pytest.mark.parametrize("loss", ["ce", "distance", "posterior"])
+    def test_evaluation_loss_with_an_unknown_class(self, small, loss):
+        """Nodes of a class that cannot be predicted do not make it infinite."""
+        model = MetSelect(GCN(32, 16, self_loop=True), 5, loss=loss)
+        known = small.labels[small.split(0).train] != 4
+        with pytest.warns(UserWarning, match="class 4"):
+            model(small.graph, small.feat, small.labels, small.split(0).train[known])
+        assert torch.isfinite(model.eval()(small.graph, small.feat, small.labels).loss)
+
+    def test_calibrate_restores_every_mode(self, small):
+        model = MetSelect(GIN(32, 16, batch_norm=True), 5)
+        frozen = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm1d)).eval()
+        model.calibrate(small.graph, small.feat, small.labels, small.split(0).train)
+        assert model.training
+        assert not frozen.training
+
+    @pytest.mark.parametrize("rule", MF.RULES)
+    def test_explanation_agrees_with_the_choice(self, rule):
+        """Also where a layer is collapsed."""
+        head, case, _ = trained_head(widths=(5, 6, 7), rule=rule)
+        layers = [torch.full_like(case.layers[0], 2.0), *case.layers[1:]]
+        head(layers, labels=case.labels)
+        head.eval()
+        for node in range(20):
+            index = torch.tensor([node])
+            chosen = head(layers, index=index).layer.item()
+            assert head.explain(layers, index)["score"].argmax().item() == chosen

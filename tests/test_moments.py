@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from metselect_dgl import functional as MF
 from metselect_dgl.reference import TILE
-from metselect_dgl.testing import make_case
+from metselect_dgl.testing import assert_close, make_case
 
 
 def pooled(h: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -41,11 +41,15 @@ def test_by_hand():
     assert moments.covariances()[0].item() == pytest.approx(10 / 3)
 
 
-def test_more_rows_than_a_tile():
-    case = make_case(TILE + 77, widths=(3,), dtype=torch.float32)
-    covariance = MF.moments(case.layers, case.labels, 4).covariances()[0]
-    exact = pooled(case.layers[0].double().numpy(), case.labels.numpy())
-    np.testing.assert_allclose(covariance, exact, rtol=1e-6)
+@pytest.mark.parametrize("widths", [(3,), (64,)], ids=["D3", "D64"])
+def test_float32_over_several_tiles_is_as_good_as_plain_torch(widths):
+    case = make_case(3 * TILE + 77, widths, dtype=torch.float32)
+    h, y = case.layers[0], case.labels
+    covariance = MF.moments([h], y, 4).covariances()[0].float()
+    exact = torch.from_numpy(pooled(h.double().numpy(), y.numpy()))
+    means = torch.stack([h[y == c].mean(0) for c in range(4)])
+    plain = (h - means[y]).T @ (h - means[y]) / (len(y) - 1)
+    assert_close(covariance, exact, plain)
 
 
 @pytest.mark.parametrize("mean", [1e3, 1e4], ids=["mean1e3", "mean1e4"])
@@ -121,3 +125,24 @@ def test_empty_class_and_no_gradient():
 def test_unlabelled_is_refused():
     with pytest.raises(ValueError, match="-1"):
         MF.moments([torch.randn(3, 2)], torch.tensor([0, -1, 1]), 2)
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+def test_classes_in_order(order):
+    """Later classes are not in the first tile; a shift far from their mean would cost the sign."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(3).repeat_interleave(3 * TILE)
+    y = y if order == "sorted" else y[torch.randperm(len(y), generator=draw)]
+    low_rank = torch.randn(len(y), 3, generator=draw) @ torch.randn(3, 16, generator=draw)
+    h = low_rank + 100 * torch.randn(3, 16, generator=draw)[y]
+    covariance = MF.moments([h], y, 3).covariances()[0]
+    smallest = torch.linalg.eigvalsh(covariance)[0] / covariance.diagonal().mean()
+    assert smallest > -1e-5
+    assert torch.isfinite(MF.whitening(MF.moments([h], y, 3))[0]).all()
+
+
+def test_near_the_end_of_float32():
+    h = 1e38 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).clamp(-2, 2)
+    covariance = MF.moments([h], torch.arange(50) % 2, 2).covariances()[0]
+    exact = pooled(h.double().numpy(), np.arange(50) % 2)
+    np.testing.assert_allclose(covariance, exact, rtol=1e-5, atol=1e-5 * exact.max())

@@ -323,7 +323,7 @@ def test_other_settings_in_the_same_folder(small, tmp_path):
 
 def test_other_data_in_the_same_folder(small, tmp_path):
     quiet(settings(), small, tmp_path)
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="other data"):
         quiet(settings(), hop_chain(n_nodes=300, n_feats=20), tmp_path)
 
 

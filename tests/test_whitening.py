@@ -111,3 +111,28 @@ def test_ledoit_wolf_wants_its_second_pass():
     moments, _ = centred(make_case(30))
     with pytest.raises(ValueError, match="fourth"):
         MF.whitening(moments, "ledoit_wolf")
+
+
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_rank_one_without_shrinkage(width):
+    """The error of float32 sums is larger than a floor of one rounding unit."""
+    for seed in range(30):
+        draw = torch.Generator().manual_seed(seed)
+        h = torch.randn(4000, 1, generator=draw) @ torch.randn(1, width, generator=draw)
+        factor = MF.whitening(MF.moments([h], torch.arange(4000) % 2, 2), 0.0)[0]
+        assert torch.isfinite(factor).all()
+
+
+def test_floor_is_a_layers_own():
+    case = make_case(60, (2, 512), dtype=torch.float32)
+    case.layers[0][:, 1] = case.layers[0][:, 0]
+    both = MF.whitening(MF.moments(case.layers, case.labels, 4), 0.0)
+    alone = MF.whitening(MF.moments(case.layers[:1], case.labels, 4), 0.0)
+    torch.testing.assert_close(both[0], alone[0])
+
+
+def test_one_large_constant_column_does_not_hide_the_others():
+    case = make_case(90, (8,), dtype=torch.float32)
+    h = 0.01 * case.layers[0]
+    h[:, 7] = 1e5
+    assert MF.whitening(MF.moments([h], case.labels, 4))[0].any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -92,6 +93,15 @@ class NodeDataset:
             if isinstance(value, Tensor | dgl.DGLGraph)
         }
         return replace(self, **moved)
+
+    def fingerprint(self) -> str:
+        """A short name of the content, by which results of other data are told apart."""
+        content = hashlib.sha256()
+        edges = torch.stack(self.graph.edges())
+        masks = (self.train_masks, self.val_masks, self.test_masks)
+        for tensor in (edges, self.feat, self.labels, *masks):
+            content.update(tensor.cpu().contiguous().numpy())
+        return content.hexdigest()[:16]
 
     def __repr__(self) -> str:
         return (

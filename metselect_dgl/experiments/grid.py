@@ -29,7 +29,8 @@ def run_grid(
 ) -> list[dict]:
     """Run what `results` (JSON lines) does not hold yet, and return the lines of `configs`."""
     done = _read(results)
-    todo = [config for config in configs if _key(config) not in done]
+    keys = [_key(config, _fingerprint(config, data_dir)) for config in configs]
+    todo = [config for config, key in zip(configs, keys, strict=True) if key not in done]
     results.parent.mkdir(parents=True, exist_ok=True)
     with open(results, "ab") as file, tqdm(total=len(configs), unit="run") as bar:
         bar.update(len(configs) - len(todo))
@@ -37,10 +38,10 @@ def run_grid(
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            done[_key(Config(**row["config"]))] = row
+            done[_row_key(row)] = row
             bar.update()
             bar.set_postfix_str(f"{row['selector']} split {row['split']}")
-    return [done[_key(config)] for config in configs]
+    return [done[key] for key in keys]
 
 
 def _run_all(configs: list[Config], data_dir: str | None, jobs: int) -> Iterable[dict]:
@@ -64,6 +65,7 @@ def run_one(config: Config, data_dir: str | None) -> dict:
     names = ("dataset", "backbone", "selector", "split", "seed")
     return {
         **{name: getattr(config, name) for name in names},
+        "data": _fingerprint(config, data_dir),
         "val_accuracy": metrics["val"]["accuracy"],
         "test_accuracy": metrics["test"]["accuracy"],
         **metrics,
@@ -79,8 +81,22 @@ def _load(name: str, data_dir: str | None, seed: int) -> NodeDataset:
     return load_dataset(name, data_dir, seed=seed)
 
 
-def _key(config: Config) -> str:
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+@lru_cache(maxsize=64)
+def _fingerprint_of(name: str, data_dir: str | None, seed: int) -> str:
+    return _load(name, data_dir, seed).fingerprint()
+
+
+def _fingerprint(config: Config, data_dir: str | None) -> str:
+    return _fingerprint_of(config.dataset, data_dir, config.seed)
+
+
+def _key(config: Config, fingerprint: str) -> str:
+    """The same settings on the same data are the same run."""
+    return json.dumps([fingerprint, dataclasses.asdict(config)], sort_keys=True)
+
+
+def _row_key(row: dict) -> str:
+    return _key(Config(**row["config"]), row["data"])
 
 
 def _read(results: Path) -> dict[str, dict]:
@@ -92,4 +108,4 @@ def _read(results: Path) -> dict[str, dict]:
     if len(whole) < len(text):
         os.truncate(results, len(whole))
     rows = [json.loads(line) for line in whole.splitlines()]
-    return {_key(Config(**row["config"])): row for row in rows}
+    return {_row_key(row): row for row in rows}

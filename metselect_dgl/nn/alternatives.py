@@ -101,6 +101,9 @@ class JumpingMetSelectHead(LayerHead):
         rows = [rows_of(h, index) for h in layers]
         return replace(self.head.forward_rows(self.merged(rows), labels, None), index=index)
 
+    def check_calibration(self, nodes):
+        self.head.check_calibration(nodes)
+
     @torch.no_grad()
     def fit(self, layers, labels, index=None):
         self.head.fit(self.merged(layers), labels, index)
@@ -146,7 +149,7 @@ class MetSelectMax(MetSelect):
     """
 
     def __init__(self, backbone: nn.Module, n_classes: int, **options) -> None:
-        super().__init__(backbone, n_classes, **{"rule": "opposite", **options})
+        super().__init__(backbone, n_classes, **{**options, "rule": "opposite"})
 
 
 class AttnSelect(LayerSelect):

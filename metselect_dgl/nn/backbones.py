@@ -8,7 +8,7 @@ from dgl import DGLGraph
 from dgl.nn import GATConv, GINConv, GraphConv
 from torch import Tensor, nn
 
-from ..checks import check_feat
+from ..checks import check_feat, check_finite
 from .cache import GraphCache
 
 
@@ -54,6 +54,7 @@ class Backbone(nn.Module):
         self.convs = nn.ModuleList(self.make_conv(*pair) for pair in pairs)
         self.dropout = nn.Dropout(dropout)
         self._looped = GraphCache(_add_self_loop)
+        self._finite = GraphCache(_check_finite)
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """One convolution; its output is flattened to [N, out_feats]."""
@@ -73,7 +74,8 @@ class Backbone(nn.Module):
         check_feat(feat, graphs[0].num_src_nodes(), self.in_feats, self.input.weight)
         if graphs[0].device != feat.device:
             raise ValueError(f"graph is on {graphs[0].device}, feat on {feat.device}; use .to()")
-        seeds = graphs[-1].num_dst_nodes()
+        self._finite(graphs[0], feat)
+        seeds = n_seeds(graphs)
         if self.self_loop:
             graphs = [self._looped(g) for g in graphs]
         layers = [self.input(self.dropout(feat[:seeds]))]
@@ -89,6 +91,17 @@ class Backbone(nn.Module):
         )
 
 
+def n_seeds(graph: DGLGraph | Sequence[DGLGraph]) -> int:
+    """The nodes that are classified: all of a graph, or the seeds of blocks."""
+    last = graph[-1] if isinstance(graph, list | tuple) else graph
+    return last.num_dst_nodes()
+
+
+def _check_finite(graph: DGLGraph, feat: Tensor) -> None:
+    """Before a convolution: a BatchNorm would remember a NaN."""
+    check_finite([feat])
+
+
 def _add_self_loop(graph: DGLGraph) -> DGLGraph:
     """The structure of `graph` with exactly one self-loop on every (destination) node."""
     source, target = graph.edges()
@@ -102,6 +115,9 @@ def _add_self_loop(graph: DGLGraph) -> DGLGraph:
 
 class GCN(Backbone):
     r"""Layers of :class:`dgl.nn.GraphConv`: D^{-1/2} A D^{-1/2} h W + b.
+
+    On blocks GraphConv counts the degrees inside the block, so that even with all neighbours
+    sampled its layers are not those of the whole graph.
 
     Examples
     --------
@@ -130,6 +146,8 @@ class GAT(Backbone):
     """
 
     def __init__(self, in_feats: int, hidden: int | Sequence[int], *, heads: int = 4, **options):
+        if heads < 1:
+            raise ValueError(f"heads is {heads}; there is at least one")
         self.heads = heads
         super().__init__(in_feats, hidden, **options)
 
@@ -168,6 +186,11 @@ class GIN(Backbone):
     ):
         self.learn_eps, self.batch_norm = learn_eps, batch_norm
         super().__init__(in_feats, hidden, **options)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for conv in self.convs:
+            nn.init.zeros_(conv.eps)  # GINConv has no reset_parameters
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         norm = nn.BatchNorm1d(out_feats) if self.batch_norm else nn.Identity()

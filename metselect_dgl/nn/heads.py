@@ -15,8 +15,8 @@ from ..checks import check_index, check_layers, labelled
 class Selection:
     """What a head says of the nodes it was asked about (`index`, all of them if None).
 
-    `logits` [n, C]; `layer` [n], the chosen layer; `score` [n], how sure it is (log-odds);
-    `loss`, when labels were given.
+    `logits` [n, C]; `layer` [n], the chosen layer; `score` [n], what it was chosen by (how sure
+    it is, as log-odds, under the default rule); `loss`, when labels were given.
     """
 
     logits: Tensor
@@ -52,11 +52,17 @@ class LayerHead(nn.Module):
     def check(self, layers, labels, index) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
         """(layers, labels, index) that are sound; the labels are those of the rows `index`."""
         layers = check_layers(layers, self.in_feats, next(self.parameters()))
+        return layers, *self.check_targets(labels, index, len(layers[0]))
+
+    def check_targets(self, labels, index, rows: int) -> tuple[Tensor | None, Tensor | None]:
+        """(labels, index) that are sound: of the labelled nodes, if there are labels."""
+        device = next(self.parameters()).device
         if labels is not None:
-            labels, index = labelled(labels, index, layers[0], self.n_classes)
-        elif index is not None:
-            index = check_index(index, layers[0])
-        return layers, labels, index
+            return labelled(labels, index, self.n_classes, rows, device)
+        return None, None if index is None else check_index(index, rows, device)
+
+    def check_calibration(self, nodes: int) -> None:
+        """Refuse a number of validation nodes that `calibrate` could not use."""
 
     def forward_rows(
         self, layers: list[Tensor], labels: Tensor | None, index: Tensor | None

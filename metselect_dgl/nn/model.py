@@ -1,11 +1,27 @@
 """Read this first: a backbone gives every layer, a head chooses one for each node."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
+from .backbones import n_seeds
 from .heads import Selection
 from .selectors import MetSelectHead
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and every module's own mode again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class LayerSelect(nn.Module):
@@ -26,6 +42,7 @@ class LayerSelect(nn.Module):
         index: Tensor | None = None,
     ) -> Selection:
         """Classify the nodes `index` (all without it) of a graph, or the seeds of blocks."""
+        self.head.check_targets(labels, index, n_seeds(graph))
         layers = self.backbone(graph, feat)  # L tensors [N, D_l]
         return self.choose(layers, graph, feat, labels, index)
 
@@ -36,18 +53,19 @@ class LayerSelect(nn.Module):
     @torch.no_grad()
     def calibrate(self, graph, feat, labels, train_index, val_index=None) -> Selection | None:
         """Estimate the moments with the present weights and, on validation nodes, what compares
-        layers. Returns what is said of those, each judged without the help of its own label."""
-        training = self.training
-        self.eval()
-        try:
+        layers. Returns what is said of those, judged by a gate that has not seen their labels."""
+        for part in (train_index, val_index):
+            if part is not None:
+                rows, _ = self.head.check_targets(labels, part, n_seeds(graph))
+        if val_index is not None:
+            self.head.check_calibration(len(rows))
+        with evaluating(self):
             layers = self.backbone(graph, feat)
             self.head.fit(layers, labels, train_index)
             if val_index is None:
                 return None
             said = self.head.calibrate(layers, labels, val_index)
             return said or self.choose(layers, graph, feat, index=val_index)
-        finally:
-            self.train(training)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and forget what was estimated."""

@@ -14,6 +14,7 @@ from .heads import DecodersHead, Selection, rows_of
 from .model import LayerSelect
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def local_hops(graph: DGLGraph, feat: Tensor, eps: float, depth: int) -> Tensor:
     r"""First k with :math:`\lVert (P^k X)_v - \pi^\top X \rVert < \epsilon`, at most `depth`, [N].

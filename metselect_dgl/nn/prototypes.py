@@ -79,13 +79,18 @@ class Prototypes(nn.Module):
         self._warn_missing()
 
     def metric(self) -> dict:
-        """What the functions of :mod:`metselect_dgl.functional` want to know."""
+        """What the functions of :mod:`metselect_dgl.functional` want to know; copies, so that an
+        update does not disturb a backward pass that is still to come."""
         if not self.valid.any():
             raise RuntimeError(
                 "there are no class moments yet; train with model(graph, feat, labels=..., "
                 "index=...), call model.calibrate(...), or load a state_dict first"
             )
-        return {"means": self.means, "factors": self.factors, "valid": self.valid}
+        return {
+            "means": [mean.clone() for mean in self.means],
+            "factors": [factor.clone() for factor in self.factors],
+            "valid": self.valid,
+        }
 
     def _warn_missing(self) -> None:
         missing = (~self.valid).nonzero().flatten().tolist()

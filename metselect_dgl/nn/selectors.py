@@ -77,6 +77,11 @@ class MetSelectHead(DecodersHead):
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; use one of {', '.join(known)}")
+        MF.check_shrinkage(shrinkage)
+        if metric_dim is not None and metric_dim < 1:
+            raise ValueError(f"metric_dim is {metric_dim}; use 1 or more, or None")
+        if deep_supervision < 0:
+            raise ValueError(f"deep_supervision is {deep_supervision}; it cannot be negative")
         if select == "gate" and (loss, rule) != ("ce", "confidence"):
             raise ValueError(
                 f"select='gate' needs loss='ce' and rule='confidence', not {loss!r} and {rule!r}"
@@ -146,15 +151,17 @@ class MetSelectHead(DecodersHead):
     def _metric_decode(self, metric, layer, labels, index):
         """Logits -d/2T of the selected layer, and the loss of the metric."""
         dist2 = MF.class_distances(metric, **self.prototypes.metric(), index=index)  # [L, n, C]
-        scaled = -dist2 / (2 * self.temperature[:, None, None])
+        temperature = self.temperature.clone()
+        scaled = -dist2 / (2 * temperature[:, None, None])
         logits = scaled[layer, torch.arange(len(layer), device=layer.device)]
         if labels is None:
             return logits, None
         if self.loss == "distance":
             losses = distance_loss(dist2, labels, self.alpha)  # [L, n]
         else:
-            losses = posterior_loss(dist2, labels, self.temperature)
-        loss = losses.gather(0, layer.unsqueeze(0)).mean()
+            losses = posterior_loss(dist2, labels, temperature)
+        known = self.prototypes.valid[labels]  # always, in training
+        loss = losses.gather(0, layer.unsqueeze(0))[:, known].mean()
         if self.training and self.deep_supervision:
             loss = loss + self.deep_supervision * losses.mean()
         return logits, loss
@@ -173,24 +180,24 @@ class MetSelectHead(DecodersHead):
         that accuracies on validation nodes stay honest.
         """
         layers, labels, index = self.check(layers, labels, index)
+        self.check_calibration(len(labels))
         metric = self.project(layers)
         self.gate.zero_()
         if self.select != "plain":
             logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
             self.temperature.copy_(fit_temperature(logits, labels))
         layer, score = self.choose(layers, metric, None, index)
-        if self._wants_gate(len(labels)):
+        wanted = self.select in ("gate", "auto") and len(labels) >= 2 * FOLDS
+        if wanted and self.loss == "ce" and self.rule == "confidence":
             layer, score = self._fit_gate(layers, metric, labels, index, layer, score)
         return self._decode(layers, metric, layer, score, None, index)
 
-    def _wants_gate(self, nodes: int) -> bool:
+    def check_calibration(self, nodes: int) -> None:
         if self.select == "gate" and nodes < 2 * FOLDS:
             raise ValueError(
                 f"select='gate' needs {2 * FOLDS} validation nodes or more, got {nodes}; "
                 "use select='temperature'"
             )
-        can = self.loss == "ce" and self.rule == "confidence" and nodes >= 2 * FOLDS
-        return can and self.select in ("gate", "auto")
 
     def _fit_gate(self, layers, metric, labels, index, layer, score) -> tuple[Tensor, Tensor]:
         """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""
@@ -239,7 +246,9 @@ class MetSelectHead(DecodersHead):
         dist2 = MF.class_distances(metric, **known, index=index)[:, 0]
         logits = MF.metric_logits(metric, **known, temperature=self.temperature, index=index)[:, 0]
         log_odds = MF.log_odds(logits).amax(-1)
-        score = log_odds if self.rule == "confidence" else -dist2.amin(-1)
+        score = {"confidence": log_odds, "distance": -dist2.amin(-1), "opposite": -log_odds}[
+            self.rule
+        ]
         if self.gate.any():
             score = self._gate_scores(layers, metric, index)[:, 0]
         return {
@@ -247,7 +256,7 @@ class MetSelectHead(DecodersHead):
             "posterior": logits.softmax(-1),
             "temperature": self.temperature,
             "log_odds": log_odds,
-            "score": -log_odds if self.rule == "opposite" else score,
+            "score": self._alive_only(score.unsqueeze(1))[:, 0],
             "gated": self.gate.any(),
             "decoder": self.layer_logits(layers, index)[:, 0].argmax(-1),
         }
