@@ -65,5 +65,6 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 	@set -o pipefail; $(BIN)/python -m pip install --no-input -r requirements-dev.txt 2>&1 | tee $(LOG) | \
 	  { while read -r word _; do [ "$$word" != Collecting ] || printf .; done; echo; } || { \
 	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
+	@echo "building the package and its compiled engine (a minute or two, once)"
 	@$(BIN)/python -m pip install --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
 	@touch $@

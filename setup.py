@@ -19,7 +19,13 @@ def extension() -> dict:
         return {}
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-    module = CppExtension("metselect_dgl._C", sources, include_dirs=[str(ROOT / "csrc")])
+    module = CppExtension(
+        "metselect_dgl._C",
+        sources,
+        include_dirs=[str(ROOT / "csrc")],
+        extra_compile_args=["-O3", "-fopenmp"],
+        extra_link_args=["-fopenmp"],
+    )
     return {"ext_modules": [module], "cmdclass": {"build_ext": BuildExtension}}
 
 

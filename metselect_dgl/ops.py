@@ -4,6 +4,9 @@ The only file that names an engine. The plain torch reference serves every devic
 engine registers itself on its own dispatch key and takes over there.
 """
 
+import os
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
@@ -35,6 +38,26 @@ for _schema in _SCHEMAS:
     _library.define(_schema)
     _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
 
+
+def _load_native(wish: str) -> bool:
+    """Import the compiled engine, which registers itself on the CPU key, unless told not to."""
+    if wish not in ("auto", "native", "reference"):
+        raise ValueError(f"METSELECT_BACKEND is {wish!r}; use auto, native or reference")
+    if wish == "reference":
+        return False
+    try:
+        import_module("metselect_dgl._C")
+    except ImportError as error:
+        if wish == "auto":
+            return False
+        raise ImportError(
+            f"METSELECT_BACKEND=native, but the extension cannot be imported ({error}); build it "
+            "with `pip install --no-build-isolation --no-deps -e .`"
+        ) from error
+    return True
+
+
+NATIVE = _load_native(os.environ.get("METSELECT_BACKEND", "auto"))
 OPS = tuple(schema.partition("(")[0] for schema in _SCHEMAS)
 
 

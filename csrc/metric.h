@@ -1,0 +1,56 @@
+// What the metric of one layer needs besides the rows: everything taken from the centre of the
+// class means, which changes no distance and keeps digits far from zero.
+#pragma once
+
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+
+#include "checks.h"
+
+namespace metselect {
+
+struct Metric {
+  Tensor center;  // [D]
+  Tensor factor;  // R [D, D]
+  Tensor middle;  // R (mu - center) [C, D]
+  Tensor slope;   // K^-1 (mu - center) [C, D]
+  Tensor offset;  // (mu - center) K^-1 (mu - center) / 2 [C]
+  bool alive;     // R is not zero
+
+  Metric(const Tensor& mean, const Tensor& whitening, const Tensor& valid)
+      : factor(whitening.contiguous()) {
+    const Tensor seen = valid.nonzero().squeeze(1);
+    center = seen.numel() ? at::index_select(mean, 0, seen).mean(0)
+                          : at::zeros({mean.size(1)}, mean.options());
+    const Tensor wide = factor.to(at::kDouble);
+    const Tensor m = at::matmul((mean - center).to(at::kDouble), wide.t());
+    middle = m.to(mean.scalar_type()).contiguous();
+    slope = at::matmul(m, wide).to(mean.scalar_type()).contiguous();
+    offset = (m.square().sum(1) / 2).to(mean.scalar_type());
+    alive = factor.any().item<bool>();
+  }
+};
+
+inline std::vector<Metric> metrics(TensorList means, TensorList factors, const Tensor& valid) {
+  std::vector<Metric> out;
+  for (size_t depth = 0; depth < means.size(); ++depth) {
+    out.emplace_back(means[depth], factors[depth], valid);
+  }
+  return out;
+}
+
+// Rows [begin, end) of `h` minus the centre, into a buffer.
+template <typename T>
+Tensor centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
+                Tensor& buffer) {
+  const T* center = metric.center.const_data_ptr<T>();
+  T* out = buffer.mutable_data_ptr<T>();
+  for (int64_t i = begin; i < end; ++i) {
+    const T* row = h[i];
+    for (int64_t d = 0; d < h.width; ++d) *out++ = row[d] - center[d];
+  }
+  return buffer.narrow(0, 0, end - begin);
+}
+
+}  // namespace metselect

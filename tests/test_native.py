@@ -1,0 +1,149 @@
+"""The compiled CPU engine against the reference, and who serves when."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from metselect_dgl import ops, reference
+from metselect_dgl.testing import assert_close, make_case
+
+native = pytest.mark.skipif(
+    not ops.NATIVE, reason="the extension is not built, or METSELECT_BACKEND is reference"
+)
+OPS = torch.ops.metselect
+
+
+def python(code: str, backend: str) -> subprocess.CompletedProcess:
+    """Run `code` in a new process that wants `backend`."""
+    environment = os.environ | {"METSELECT_BACKEND": backend}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def registered(backend: str) -> str:
+    code = (
+        "import torch, metselect_dgl.ops as ops;"
+        "print(ops.NATIVE, torch._C._dispatch_has_kernel_for_dispatch_key("
+        "'metselect::moments', 'CPU'))"
+    )
+    done = python(code, backend)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_reference_on_request():
+    assert registered("reference") == "False False"
+
+
+@native
+def test_native_by_default_and_on_request():
+    assert registered("auto") == registered("native") == "True True"
+
+
+def test_a_request_that_cannot_be_met_raises():
+    hidden = "import sys; sys.modules['metselect_dgl._C'] = None; import metselect_dgl.ops"
+    done = python(hidden, "native")
+    assert done.returncode != 0
+    assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
+    assert python(hidden, "auto").returncode == 0
+    assert "use auto, native or reference" in python("import metselect_dgl.ops", "gpu").stderr
+
+
+@native
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("picked", [None, 1500], ids=["all", "picked"])
+@pytest.mark.parametrize("n", [1, 511, 513, 2100])
+class TestAgainstTheReference:
+    """Sizes around the tile of 512 rows; ragged widths; a class without nodes."""
+
+    @pytest.fixture(autouse=True)
+    def case(self, n, picked, threads):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        self.case = make_case(n, (5, 37, 64), picked=picked, empty_class=2, dtype=torch.float32)
+        yield
+        torch.set_num_threads(before)
+
+    def both(self, name, *inputs):
+        """(native float32, reference float64, reference float32), and twice the same bits."""
+
+        def wide(value):
+            if isinstance(value, list):
+                return [wide(each) for each in value]
+            floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return value.double() if floating else value
+
+        plain = getattr(reference, name)
+        ours, again = (getattr(OPS, name)(*inputs) for _ in range(2))
+        torch.testing.assert_close(ours, again, rtol=0, atol=0)
+        return ours, plain(*map(wide, inputs)), plain(*inputs)
+
+    def metric(self):
+        known = make_case(400, (5, 37, 64), empty_class=2, dtype=torch.float32).metric()
+        return self.case.layers, known["means"], known["factors"], known["valid"]
+
+    def test_moments(self):
+        shifts = [h[:4].repeat(4, 1)[:4].contiguous() for h in self.case.layers]
+        results = self.both("moments", self.case.layers, self.case.labels, self.case.index, shifts)
+        (count, *ours), (exact_count, *exact), (_, *plain) = results
+        assert torch.equal(count, exact_count)
+        for kind in range(2):
+            for a, b, c in zip(ours[kind], exact[kind], plain[kind], strict=True):
+                assert_close(a.float(), b, c.float())
+
+    def test_class_distances(self):
+        assert_close(*self.both("class_distances", *self.metric(), self.case.index))
+
+    def test_class_distances_backward(self):
+        rows = len(self.case.labels)
+        grad = torch.randn(3, rows, 4, generator=torch.Generator().manual_seed(1))
+        results = self.both("class_distances_backward", grad, *self.metric(), self.case.index)
+        for a, b, c in zip(*results, strict=True):
+            assert_close(a, b, c)
+
+    @pytest.mark.parametrize("rule", ["confidence", "distance", "opposite"])
+    @pytest.mark.parametrize("phase", ["training", "inference"])
+    def test_select_layer(self, rule, phase):
+        labels = self.case.labels if phase == "training" else None
+        t = torch.tensor([1.0, 2.0, 0.5])
+        ours, exact, plain = self.both(
+            "select_layer", *self.metric(), t, self.case.index, labels, rule
+        )
+        same = ours[0] == exact[0]
+        assert same.double().mean() >= (plain[0] == exact[0]).double().mean() - 1e-3
+        assert torch.equal(ours[1][same], exact[1][same])
+        if same.any():
+            assert_close(ours[2][same], exact[2][same], plain[2][same])
+
+
+@native
+def test_strided_layers():
+    case = make_case(700, (6,), dtype=torch.float32)
+    metric = tuple(case.metric().values())
+    strided = torch.empty(6, 700).T.copy_(case.layers[0])
+    rows = torch.empty(700, 9)[:, :6].copy_(case.layers[0])
+    expected = OPS.class_distances(case.layers, *metric, None)
+    for layer in (strided, rows):
+        torch.testing.assert_close(OPS.class_distances([layer], *metric, None), expected)
+
+
+@native
+def test_wrong_labels_are_refused():
+    case = make_case(20, (3,))
+    shifts = [torch.zeros(4, 3, dtype=torch.float64)]
+    with pytest.raises(RuntimeError, match="labels must be a contiguous int64 vector"):
+        OPS.moments(case.layers, case.labels.int(), None, shifts)
+
+
+def test_the_ops_pass_their_tests_on_the_reference():
+    """Where the extension is built, the other tests run on it; these run without."""
+    names = ("moments", "whitening", "class_distances", "select_layer", "ops")
+    here = os.path.dirname(__file__)
+    files = [os.path.join(here, f"test_{name}.py") for name in names]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    environment = os.environ | {"METSELECT_BACKEND": "reference"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
