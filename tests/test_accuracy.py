@@ -1,7 +1,6 @@
 """What the method is for: choosing a layer per node beats every fixed one where nodes differ."""
 
 import numpy as np
-import pytest
 
 from metselect_dgl.config import Config
 from metselect_dgl.experiments.grid import run_grid, settings_grid
@@ -27,12 +26,11 @@ def test_hop_chain_over_five_seeds(tmp_path):
     assert (by_type.max(1) > 0.7).all()
 
 
-@pytest.mark.parametrize(("dataset", "least"), [("texas", 0.76), ("cornell", 0.68)])
-def test_heterophily(tmp_path, data_dir, dataset, least):
+def test_heterophily(tmp_path, data_dir):
     """Neighbours mislead: the features of the node itself are the better layer for most nodes."""
-    rows = grid(tmp_path, Config(dataset=dataset, epochs=60), str(data_dir), split=range(10))
+    rows = grid(tmp_path, Config(dataset="texas", epochs=60), str(data_dir), split=range(10))
     final = np.mean([row["test_accuracy"] for row in rows["final"]])
     chosen = np.mean([row["test_accuracy"] for row in rows["metselect"]])
-    assert chosen > least
+    assert chosen > 0.76
     assert chosen > final + 0.03
     assert np.mean([row["layer_share"][0] for row in rows["metselect"]]) > 0.4
