@@ -97,9 +97,9 @@ def labelled(
     labels: Tensor, index: Tensor | None, n_classes: int, rows: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """(labels, index) of the labelled nodes among `index`, or among all rows."""
-    labels = check_labels(labels, rows, n_classes)
-    if labels.device != device:
+    if isinstance(labels, Tensor) and labels.device != device:
         raise ValueError(f"labels are on {labels.device}, the model on {device}; use .to()")
+    labels = check_labels(labels, rows, n_classes)
     everything = torch.arange(rows, device=device)
     index = everything if index is None else check_index(index, rows, device)
     keep = labels[index] >= 0

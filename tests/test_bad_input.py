@@ -35,8 +35,8 @@ BAD = {
     "device": (lambda d: {"feat": d.feat.to("meta")}, ValueError, "on meta, the model on cpu"),
     "label-device": (
         lambda d: {"labels": torch.full((300,), -1).to("meta")},
-        (ValueError, NotImplementedError),
-        "meta",
+        ValueError,
+        "labels are on meta, the model on cpu",
     ),
     "nan": (lambda d: {"feat": spoil(d.feat, torch.nan, 17)}, ValueError, "layer 0 of node 17 "),
     "inf": (lambda d: {"feat": spoil(d.feat, torch.inf, 4)}, ValueError, "layer 0 of node 4 "),
