@@ -61,8 +61,8 @@ def test_settings_grid_is_the_product():
 FABRICATED = {
     (0.0, False): ([0.90, 0.10], 0.1),  # the best single run
     (0.0, True): ([0.50, 0.60], 0.2),  # the best mean
-    (5e-4, False): ([0.54, 0.54], 0.9),  # the best test
-    (5e-4, True): ([0.55, 0.40], 0.3),
+    (5e-4, False): ([0.49, 0.59], 0.9),  # the best test, always a little behind
+    (5e-4, True): ([0.45, 0.56], 0.3),
 }
 
 
@@ -81,6 +81,19 @@ def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
     assert "chosen on validation for metselect: weight_decay 0.0, self_loop True" in report(
         [outcome]
     )
+
+
+@pytest.mark.parametrize(
+    ("val", "decay"),
+    [([0.56, 0.53], 5e-4), ([0.45, 0.50], 0.0)],
+    ids=["level-with-the-best", "behind"],
+)
+def test_settings_that_cannot_be_told_apart(fabricate, tmp_path, val, decay):
+    """Less than one standard error apart, the stronger weight decay is taken."""
+    values = FABRICATED | {(5e-4, True): (val, 0.3)}
+    fabricate(lambda c: row(c, values[c.weight_decay, c.self_loop][0][c.split], 0.5))
+    (outcome,) = compare(BASE, ["metselect"], splits=2, out=tmp_path)
+    assert outcome.settings == {"weight_decay": decay, "self_loop": True}
 
 
 def test_every_selector_has_its_own_settings(fabricate, tmp_path):

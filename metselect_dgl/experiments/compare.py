@@ -18,7 +18,7 @@ SELECTOR_GRID = {"ndls": {"eps": (0.03, 0.1, 0.3)}}
 
 @dataclass
 class Outcome:
-    """One selector with the settings of the best mean validation accuracy."""
+    """One selector with the settings that validation chose."""
 
     selector: str
     settings: dict
@@ -44,7 +44,8 @@ def compare(
     out: Path,
     jobs: int = 1,
 ) -> list[Outcome]:
-    """Run the grid of every selector and choose its settings by mean validation accuracy.
+    """Run the grid of every selector and choose its settings by mean validation accuracy; of
+    those less than a standard error apart, the one with the stronger weight decay.
 
     `fixed` names the settings of `base` that the user chose and the grid must not change.
     """
@@ -66,8 +67,19 @@ def _best(selector: str, names: list[str], rows: list[dict]) -> Outcome:
     groups = defaultdict(list)
     for row in rows:
         groups[tuple(row["config"][name] for name in names)].append(row)
-    chosen = max(groups, key=lambda key: np.mean([row["val_accuracy"] for row in groups[key]]))
+    val = {key: np.array([row["val_accuracy"] for row in group]) for key, group in groups.items()}
+    best = max(val, key=lambda key: val[key].mean())
+    level = [key for key in val if _level(val[best] - val[key])]
+    decay = names.index("weight_decay") if "weight_decay" in names else None
+    chosen = max(level, key=lambda key: (decay is not None and key[decay], val[key].mean()))
     return Outcome(selector, dict(zip(names, chosen, strict=True)), groups[chosen])
+
+
+def _level(gap: np.ndarray) -> bool:
+    """Less than one standard error behind the best, paired run by run."""
+    if not gap.any():
+        return True
+    return len(gap) > 1 and gap.mean() < gap.std(ddof=1) / math.sqrt(len(gap))
 
 
 def report(outcomes: list[Outcome]) -> str:
