@@ -21,10 +21,28 @@ using OptionalTensor = std::optional<Tensor>;
 
 constexpr int64_t kTile = 512;  // rows: 512 x 128 floats stay in the second-level cache
 
-inline void check_long(const Tensor& value, const char* name) {
+// Numbers below `limit`: the loops below read and write where these point.
+inline void check_numbers(const Tensor& value, int64_t limit, const char* name) {
   TORCH_CHECK(value.scalar_type() == at::kLong && value.dim() == 1 && value.is_contiguous(), name,
               " must be a contiguous int64 vector, got ", value.scalar_type(), " of shape ",
               value.sizes());
+  const int64_t* number = value.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < value.size(0); ++i) {
+    TORCH_CHECK_INDEX(0 <= number[i] && number[i] < limit, name, "[", i, "] is ", number[i],
+                      ", expected 0 to ", limit - 1);
+  }
+}
+
+// One [N, D] layer with the same N for each [C, D] matrix of `constants`.
+inline void check_layers(TensorList layers, TensorList constants) {
+  TORCH_CHECK(!layers.empty() && layers.size() == constants.size(), "got ", layers.size(),
+              " layers and constants of ", constants.size());
+  for (size_t depth = 0; depth < layers.size(); ++depth) {
+    const Tensor &h = layers[depth], &c = constants[depth];
+    TORCH_CHECK(h.dim() == 2 && c.dim() == 2 && h.size(0) == layers[0].size(0) &&
+                    h.size(1) == c.size(1) && c.size(0) == constants[0].size(0),
+                "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
+  }
 }
 
 // A [N, D] matrix of which some rows are picked; `rows` is null for all of them in order.

@@ -136,6 +136,40 @@ def test_wrong_labels_are_refused():
     shifts = [torch.zeros(4, 3, dtype=torch.float64)]
     with pytest.raises(RuntimeError, match="labels must be a contiguous int64 vector"):
         OPS.moments(case.layers, case.labels.int(), None, shifts)
+    with pytest.raises(RuntimeError, match="got 19 labels for 20 rows"):
+        OPS.moments(case.layers, case.labels[1:], None, shifts)
+    with pytest.raises(IndexError, match="expected 0 to 3"):
+        OPS.moments(case.layers, case.labels + 1, None, shifts)
+
+
+@native
+@pytest.mark.parametrize("number", [-1, 20])
+def test_numbers_that_point_outside_are_refused(number):
+    """Raw memory is read there: an error, not a crash."""
+    case = make_case(20, (3,))
+    metric, t = tuple(case.metric().values()), torch.ones(1, dtype=torch.float64)
+    index, one = torch.tensor([0, number]), torch.tensor([0, 0])
+    shifts = [torch.zeros(4, 3, dtype=torch.float64)]
+    grad = torch.zeros(1, 2, 4, dtype=torch.float64)
+    for call in (
+        lambda: OPS.moments(case.layers, one, index, shifts),
+        lambda: OPS.class_distances(case.layers, *metric, index),
+        lambda: OPS.class_distances_backward(grad, case.layers, *metric, index),
+        lambda: OPS.select_layer(case.layers, *metric, t, index, None, "confidence"),
+        lambda: OPS.select_layer(case.layers, *metric, t, one, index, "confidence"),
+    ):
+        with pytest.raises(IndexError, match=rf"\[1\] is {number}, expected 0 to"):
+            call()
+
+
+@native
+def test_shapes_that_do_not_fit_are_refused():
+    case = make_case(20, (3,))
+    means, factors, valid = case.metric().values()
+    with pytest.raises(RuntimeError, match="layer 0 has shape"):
+        OPS.class_distances([case.layers[0][:, :2]], means, factors, valid, None)
+    with pytest.raises(RuntimeError, match="2 layers and constants of 1"):
+        OPS.class_distances(2 * case.layers, means, factors, valid, None)
 
 
 def test_the_ops_pass_their_tests_on_the_reference():

@@ -51,7 +51,8 @@ void distances(const Tensor& z, const Metric& metric, T* out) {
 
 Tensor class_distances(TensorList layers, TensorList means, TensorList factors, const Tensor& valid,
                        const OptionalTensor& index) {
-  if (index) check_long(*index, "index");
+  check_layers(layers, means);
+  if (index) check_numbers(*index, layers[0].size(0), "index");
   const int64_t n = picked_rows(layers, index), classes = valid.size(0);
   Tensor dist2 = at::empty({static_cast<int64_t>(layers.size()), n, classes}, layers[0].options());
   const std::vector<Metric> known = metrics(means, factors, valid);
@@ -93,6 +94,8 @@ void add_rows(const Tensor& tile, const Picked<T>& picked, int64_t start, Tensor
 std::vector<Tensor> class_distances_backward(const Tensor& grad, TensorList layers,
                                              TensorList means, TensorList factors,
                                              const Tensor& valid, const OptionalTensor& index) {
+  check_layers(layers, means);
+  if (index) check_numbers(*index, layers[0].size(0), "index");
   const int64_t n = picked_rows(layers, index);
   const int64_t shares = has_duplicates(index, layers[0].size(0)) ? 1 : workers(n);
   const std::vector<Metric> known = metrics(means, factors, valid);

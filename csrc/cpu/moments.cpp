@@ -89,8 +89,11 @@ std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>> moments(TensorList 
                                                                      const Tensor& labels,
                                                                      const OptionalTensor& index,
                                                                      TensorList shifts) {
-  check_long(labels, "labels");
-  if (index) check_long(*index, "index");
+  check_layers(layers, shifts);
+  check_numbers(labels, shifts[0].size(0), "labels");
+  if (index) check_numbers(*index, layers[0].size(0), "index");
+  TORCH_CHECK(labels.size(0) == picked_rows(layers, index), "got ", labels.size(0), " labels for ",
+              picked_rows(layers, index), " rows");
   Tensor count = at::bincount(labels, {}, shifts[0].size(0)).to(at::kDouble);
   std::vector<Tensor> totals, grams;
   for (size_t depth = 0; depth < layers.size(); ++depth) {

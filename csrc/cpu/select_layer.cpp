@@ -144,9 +144,13 @@ std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList me
                                                 const OptionalTensor& index,
                                                 const OptionalTensor& labels,
                                                 c10::string_view rule) {
-  if (index) check_long(*index, "index");
-  if (labels) check_long(*labels, "labels");
+  check_layers(layers, means);
+  if (index) check_numbers(*index, layers[0].size(0), "index");
   const int64_t n = picked_rows(layers, index);
+  if (labels) {
+    check_numbers(*labels, valid.size(0), "labels");
+    TORCH_CHECK(labels->size(0) == n, "got ", labels->size(0), " labels for ", n, " rows");
+  }
   const Tensor score = at::empty({n}, layers[0].options());
   Tensor layer = at::empty({n}, score.options().dtype(at::kLong)), answer = at::empty_like(layer);
   const std::vector<Metric> known = metrics(means, factors, valid);

@@ -58,7 +58,7 @@ class Backbone(nn.Module):
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """One convolution; its output is flattened to [N, out_feats]."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass says what a convolution is")
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""

@@ -68,7 +68,7 @@ class LayerHead(nn.Module):
         self, layers: list[Tensor], labels: Tensor | None, index: Tensor | None
     ) -> Selection:
         """`forward` after `check`."""
-        raise NotImplementedError
+        raise NotImplementedError("a subclass says how it chooses and decodes")
 
     def fit(self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None) -> None:
         """Estimate from training nodes what is estimated, not learned: nothing by default."""
