@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -18,6 +19,7 @@ namespace metselect {
 using at::Tensor;
 using at::TensorList;
 using OptionalTensor = std::optional<Tensor>;
+using Indices = c10::List<std::optional<Tensor>>;  // of each layer; none: all rows in order
 
 constexpr int64_t kTile = 512;  // rows: 512 x 128 floats stay in the second-level cache
 
@@ -33,16 +35,31 @@ inline void check_numbers(const Tensor& value, int64_t limit, const char* name) 
   }
 }
 
-// One [N, D] layer with the same N for each [C, D] matrix of `constants`.
-inline void check_layers(TensorList layers, TensorList constants) {
-  TORCH_CHECK(!layers.empty() && layers.size() == constants.size(), "got ", layers.size(),
-              " layers and constants of ", constants.size());
+// One [N, D] layer for each [C, D] matrix of `constants`, and as many rows picked in each; returns
+// how many.
+inline int64_t check_layers(TensorList layers, const Indices& index, TensorList constants) {
+  TORCH_CHECK(!layers.empty() && layers.size() == constants.size() && layers.size() == index.size(),
+              "got ", layers.size(), " layers, constants of ", constants.size(), " and indices of ",
+              index.size());
+  int64_t rows = -1;
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor &h = layers[depth], &c = constants[depth];
-    TORCH_CHECK(h.dim() == 2 && c.dim() == 2 && h.size(0) == layers[0].size(0) &&
-                    h.size(1) == c.size(1) && c.size(0) == constants[0].size(0),
-                "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
+    TORCH_CHECK(
+        h.dim() == 2 && c.dim() == 2 && h.size(1) == c.size(1) && c.size(0) == constants[0].size(0),
+        "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
+    const OptionalTensor picked = index.get(depth);
+    if (picked) check_numbers(*picked, h.size(0), "index");
+    const int64_t here = picked ? picked->size(0) : h.size(0);
+    TORCH_CHECK(depth == 0 || here == rows, "layer ", depth, " has ", here, " rows, layer 0 has ",
+                rows);
+    rows = here;
   }
+  return rows;
+}
+
+inline void check_labels(const Tensor& labels, int64_t rows, int64_t classes) {
+  check_numbers(labels, classes, "labels");
+  TORCH_CHECK(labels.size(0) == rows, "got ", labels.size(0), " labels for ", rows, " rows");
 }
 
 // A [N, D] matrix of which some rows are picked; `rows` is null for all of them in order.
@@ -63,6 +80,15 @@ struct Picked {
   const T* operator[](int64_t i) const { return data + number(i) * stride; }
 };
 
+// `tile` is added to the picked rows [start, start + n) of `into` [N, D].
+template <typename T>
+void add_rows(const T* tile, const Picked<T>& picked, int64_t start, int64_t n, T* into) {
+  for (int64_t i = start; i < start + n; ++i) {
+    T* out = into + picked.number(i) * picked.width;
+    for (int64_t d = 0; d < picked.width; ++d) out[d] += *tile++;
+  }
+}
+
 // Rows are read with stride 1; anything else is copied once.
 inline Tensor unit_stride(const Tensor& h) {
   return h.stride(1) == 1 || h.size(1) == 1 ? h : h.contiguous();
@@ -74,8 +100,14 @@ inline std::vector<Tensor> unit_stride(TensorList layers) {
   return out;
 }
 
-inline int64_t picked_rows(TensorList layers, const OptionalTensor& index) {
-  return index ? index->size(0) : layers[0].size(0);
+inline bool has_duplicates(const OptionalTensor& index, int64_t rows) {
+  if (!index) return false;
+  std::vector<char> seen(rows, 0);
+  const int64_t* numbers = index->const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < index->size(0); ++i) {
+    if (seen[numbers[i]]++) return true;
+  }
+  return false;
 }
 
 // Calls body(begin, end, worker) on one contiguous share of [0, n) per thread, so that results

@@ -12,8 +12,8 @@ namespace metselect {
 
 struct Metric {
   Tensor center;  // [D]
-  Tensor factor;  // R [D, D]
-  Tensor middle;  // R (mu - center) [C, D]
+  Tensor factor;  // R [K, D], square unless the layer is seen through a linear map
+  Tensor middle;  // R (mu - center) [C, K]
   Tensor slope;   // K^-1 (mu - center) [C, D]
   Tensor offset;  // (mu - center) K^-1 (mu - center) / 2 [C]
   bool alive;     // R is not zero
@@ -40,17 +40,14 @@ inline std::vector<Metric> metrics(TensorList means, TensorList factors, const T
   return out;
 }
 
-// Rows [begin, end) of `h` minus the centre, into a buffer.
+// Rows [begin, end) of `h` minus the centre.
 template <typename T>
-Tensor centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
-                Tensor& buffer) {
+void centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end, T* out) {
   const T* center = metric.center.const_data_ptr<T>();
-  T* out = buffer.mutable_data_ptr<T>();
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = begin; i < end; ++i, out += h.width) {
     const T* row = h[i];
-    for (int64_t d = 0; d < h.width; ++d) *out++ = row[d] - center[d];
+    for (int64_t d = 0; d < h.width; ++d) out[d] = row[d] - center[d];
   }
-  return buffer.narrow(0, 0, end - begin);
 }
 
 }  // namespace metselect

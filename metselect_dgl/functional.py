@@ -2,6 +2,8 @@
 
 Equations 2 to 7 of the paper as plain functions over lists of layers, with shapes
 N nodes, L layers (layer 0 is the feature layer), C classes, D features of a layer.
+`index` picks the n nodes in question, without being given all of them: node numbers, or one such
+vector (or None) for each layer, where layers do not hold the same nodes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,15 @@ __all__ = [
 ]
 
 RULES = ("confidence", "distance", "opposite")
+Index = Tensor | None | Sequence[Tensor | None]
 _ops = torch.ops.metselect
+
+
+def _indices(index: Index, layers: Sequence[Tensor]) -> list[Tensor | None]:
+    """One for every layer."""
+    if index is None or isinstance(index, Tensor):
+        index = [index] * len(layers)
+    return [None if each is None else each.long() for each in index]
 
 
 @dataclass
@@ -66,6 +76,25 @@ class Moments:
             grams.append(g + og + cross + cross.T + move.T @ weighted)
         return Moments(self.count + other.count, self.shifts, sums, grams)
 
+    def add(self, layers: Sequence[Tensor], labels: Tensor, index: Index = None) -> None:
+        """Take in further nodes, measured from the same shifts: streaming, batch by batch."""
+        more = moments(layers, labels, len(self.count), index=index, shifts=self.shifts)
+        for mine, theirs in zip(
+            [self.count, *self.sums, *self.grams],
+            [more.count, *more.sums, *more.grams],
+            strict=True,
+        ):
+            mine += theirs
+
+    def mapped(self, depth: int, weight: Tensor, bias: Tensor) -> "Moments":
+        """The moments with layer `depth` replaced by its image under h -> W h + b."""
+        wide = weight.double()
+        shifts, sums, grams = list(self.shifts), list(self.sums), list(self.grams)
+        shifts[depth] = (shifts[depth].double() @ wide.T + bias.double()).to(weight.dtype)
+        sums[depth] = sums[depth] @ wide.T
+        grams[depth] = wide @ grams[depth] @ wide.T
+        return Moments(self.count, shifts, sums, grams)
+
     def means(self) -> list[Tensor]:
         """mu[c] (Eq. 2), float64 [C, D]; a class without nodes gets the mean of the others."""
         seen = self.count > 0
@@ -89,7 +118,7 @@ def moments(
     labels: Tensor,
     n_classes: int,
     *,
-    index: Tensor | None = None,
+    index: Index = None,
     shifts: Sequence[Tensor] | None = None,
 ) -> Moments:
     """Class moments of every layer over the nodes `index`, whose classes are `labels`.
@@ -101,14 +130,16 @@ def moments(
     shifts : L tensors [C, D_l] near the class means, against cancellation;
         by default the class means of a sample of the nodes
     """
-    rows = len(layers[0]) if index is None else len(index)
+    index = _indices(index, layers)
+    rows = len(layers[0] if index[0] is None else index[0])
     labels = check_labels(labels, rows, n_classes)
     if (labels < 0).any():
         raise ValueError("labels hold -1 (not labelled); leave those nodes out of index")
     layers = [h.detach() for h in layers]
     if shifts is None:
         sample = _sample(labels, n_classes)
-        shifts = [_sampled_means(h, labels, sample, n_classes, index) for h in layers]
+        pairs = zip(layers, index, strict=True)
+        shifts = [_sampled_means(h, labels, sample, n_classes, rows) for h, rows in pairs]
     count, sums, grams = _ops.moments(layers, labels, index, list(shifts))
     return Moments(count, list(shifts), sums, grams)
 
@@ -210,12 +241,12 @@ def _ledoit_wolf(covariance: Tensor, n: Tensor, fourth: Tensor) -> Tensor:
 
 
 def fourth_moments(
-    layers: Sequence[Tensor], labels: Tensor, means: Sequence[Tensor], index: Tensor | None = None
+    layers: Sequence[Tensor], labels: Tensor, means: Sequence[Tensor], index: Index = None
 ) -> Tensor:
     """sum_i ||h_i - mu_{y_i}||^4 per layer, float64 [L]: the second pass of Ledoit-Wolf."""
     spread = []
-    for h, mean in zip(layers, means, strict=True):
-        rows = (h if index is None else h[index]).detach().double() - mean.double()[labels]
+    for h, mean, picked in zip(layers, means, _indices(index, layers), strict=True):
+        rows = (h if picked is None else h[picked]).detach().double() - mean.double()[labels]
         spread.append(rows.square().sum(1).square().sum())
     return torch.stack(spread)
 
@@ -226,7 +257,7 @@ def class_distances(
     factors: Sequence[Tensor],
     *,
     valid: Tensor | None = None,
-    index: Tensor | None = None,
+    index: Index = None,
 ) -> Tensor:
     """Squared Mahalanobis distance dist2[l, i, c] of node i to mean c in layer l, [L, n, C].
 
@@ -240,7 +271,8 @@ def class_distances(
     >>> class_distances([h], [torch.zeros(1, 2)], [torch.eye(2)])
     tensor([[[25.]]])
     """
-    return _ops.class_distances(*_metric(layers, means, factors, valid), index)
+    metric = _metric(layers, means, factors, valid)
+    return _ops.class_distances(*metric, _indices(index, layers))
 
 
 def metric_logits(
@@ -250,11 +282,11 @@ def metric_logits(
     *,
     valid: Tensor | None = None,
     temperature: Tensor | None = None,
-    index: Tensor | None = None,
+    index: Index = None,
 ) -> Tensor:
     """Logits of the posterior softmax_c(-dist2 / (2 T_l)), [L, n, C]; not differentiable."""
     metric = _metric([h.detach() for h in layers], means, factors, valid)
-    return _ops.metric_logits(*metric, _temperature(temperature, layers), index)
+    return _ops.metric_logits(*metric, _temperature(temperature, layers), _indices(index, layers))
 
 
 def select_layer(
@@ -264,7 +296,7 @@ def select_layer(
     *,
     valid: Tensor | None = None,
     temperature: Tensor | None = None,
-    index: Tensor | None = None,
+    index: Index = None,
     labels: Tensor | None = None,
     rule: str = "confidence",
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -280,7 +312,9 @@ def select_layer(
     if rule not in RULES:
         raise ValueError(f"rule is {rule!r}; use one of {', '.join(RULES)}")
     metric = _metric([h.detach() for h in layers], means, factors, valid)
-    return _ops.select_layer(*metric, _temperature(temperature, layers), index, labels, rule)
+    temperature = _temperature(temperature, layers)
+    labels = None if labels is None else labels.long()
+    return _ops.select_layer(*metric, temperature, _indices(index, layers), labels, rule)
 
 
 def _metric(layers, means, factors, valid) -> tuple:
@@ -299,10 +333,11 @@ def selected_logits(
     biases: Sequence[Tensor],
     layer: Tensor,
     *,
-    index: Tensor | None = None,
+    index: Index = None,
 ) -> Tensor:
     """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
-    return _ops.selected_logits(list(layers), list(weights), list(biases), layer, index)
+    decoders = list(layers), list(weights), list(biases), layer
+    return _ops.selected_logits(*decoders, _indices(index, layers))
 
 
 def selected_cross_entropy(
@@ -312,10 +347,17 @@ def selected_cross_entropy(
     layer: Tensor,
     labels: Tensor,
     *,
-    index: Tensor | None = None,
+    index: Index = None,
     deep_supervision: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(loss, logits) of the selected decoders (Eq. 6), plus `deep_supervision` times the mean
     cross entropy of every layer's decoder on the same nodes."""
     decoders = list(layers), list(weights), list(biases), layer
-    return _ops.selected_cross_entropy(*decoders, labels, index, float(deep_supervision))
+    every = [*layers, *weights, *biases]
+    learning = torch.is_grad_enabled() and any(each.requires_grad for each in every)
+    wanted = [h.requires_grad for h in layers] if learning else []
+    picked = _indices(index, layers)
+    loss, logits, *_ = _ops.selected_cross_entropy(
+        *decoders, labels.long(), picked, float(deep_supervision), wanted
+    )
+    return loss, logits

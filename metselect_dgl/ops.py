@@ -15,23 +15,26 @@ from . import reference
 _library = torch.library.Library("metselect", "DEF")
 _METRIC = "Tensor[] layers, Tensor[] means, Tensor[] factors, Tensor valid"
 _DECODERS = "Tensor[] layers, Tensor[] weights, Tensor[] biases, Tensor layer"
+_EDGES = "Tensor indptr, Tensor indices, Tensor back_indptr, Tensor back_indices"
 _SCHEMAS = (
-    "moments(Tensor[] layers, Tensor labels, Tensor? index, Tensor[] shifts)"
+    "moments(Tensor[] layers, Tensor labels, Tensor?[] index, Tensor[] shifts)"
     " -> (Tensor, Tensor[], Tensor[])",
     "whitening(Tensor[] covariances, Tensor rho, float eps) -> Tensor[]",
-    f"class_distances({_METRIC}, Tensor? index) -> Tensor",
-    f"class_distances_backward(Tensor grad, {_METRIC}, Tensor? index) -> Tensor[]",
-    f"metric_logits({_METRIC}, Tensor temperature, Tensor? index) -> Tensor",
-    f"select_layer({_METRIC}, Tensor temperature, Tensor? index, Tensor? labels, str rule)"
+    f"class_distances({_METRIC}, Tensor?[] index) -> Tensor",
+    f"class_distances_backward(Tensor grad, {_METRIC}, Tensor?[] index) -> Tensor[]",
+    f"metric_logits({_METRIC}, Tensor temperature, Tensor?[] index) -> Tensor",
+    f"select_layer({_METRIC}, Tensor temperature, Tensor?[] index, Tensor? labels, str rule)"
     " -> (Tensor, Tensor, Tensor)",
-    f"selected_logits({_DECODERS}, Tensor? index) -> Tensor",
+    f"selected_logits({_DECODERS}, Tensor?[] index) -> Tensor",
     "selected_logits_backward(Tensor grad, Tensor[] layers, Tensor[] weights, Tensor layer,"
-    " Tensor? index) -> (Tensor[], Tensor[], Tensor[])",
-    f"selected_cross_entropy({_DECODERS}, Tensor labels, Tensor? index, float deep_supervision)"
-    " -> (Tensor, Tensor)",
-    f"selected_cross_entropy_backward(Tensor grad_loss, Tensor grad_logits, {_DECODERS},"
-    " Tensor labels, Tensor logits, Tensor? index, float deep_supervision)"
-    " -> (Tensor[], Tensor[], Tensor[])",
+    " Tensor?[] index) -> (Tensor[], Tensor[], Tensor[])",
+    f"selected_cross_entropy({_DECODERS}, Tensor labels, Tensor?[] index, float deep_supervision,"
+    " bool[] wanted) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])",
+    f"neighbour_sum({_EDGES}, Tensor? source_scale, Tensor? target_scale, Tensor feat,"
+    " Tensor? more) -> Tensor",
+    "linear_relu(Tensor feat, Tensor weight, Tensor bias) -> Tensor",
+    "linear_relu_backward(Tensor grad, Tensor feat, Tensor weight, Tensor out, bool wanted)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
@@ -61,8 +64,14 @@ NATIVE = _load_native(os.environ.get("METSELECT_BACKEND", "auto"))
 OPS = tuple(schema.partition("(")[0] for schema in _SCHEMAS)
 
 
-def _picked(layers: list[Tensor], index: Tensor | None) -> int:
-    return layers[0].shape[0] if index is None else index.shape[0]
+def compiled(name: str, device: torch.device) -> bool:
+    """Whether an engine of its own, not the reference, serves this op there."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type, "Undefined")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"metselect::{name}", key)
+
+
+def _picked(layers: list[Tensor], index: list[Tensor | None]) -> int:
+    return (layers[0] if index[0] is None else index[0]).shape[0]
 
 
 def _like(tensors: list[Tensor]) -> list[Tensor]:
@@ -107,14 +116,29 @@ def _selected_logits_backward_fake(grad, layers, weights, layer, index):
     return _like(layers), _like(weights), [weight.new_empty(weight.shape[0]) for weight in weights]
 
 
-def _selected_cross_entropy_fake(layers, weights, biases, layer, labels, index, deep_supervision):
-    return layers[0].new_empty(()), _selected_logits_fake(layers, weights, biases, layer, index)
-
-
-def _selected_cross_entropy_backward_fake(
-    grad_loss, grad_logits, layers, weights, biases, *labels_to_deep_supervision
+def _selected_cross_entropy_fake(
+    layers, weights, biases, layer, labels, index, deep_supervision, wanted
 ):
-    return _like(layers), _like(weights), _like(biases)
+    logits = _selected_logits_fake(layers, weights, biases, layer, index)
+    loss = logits.new_empty(())
+    if not wanted:
+        return loss, logits, [], [], []
+    pairs = zip(_like(layers), wanted, strict=True)
+    to_layers = [grad if want else grad.new_empty(0) for grad, want in pairs]
+    return loss, logits, to_layers, _like(weights), _like(biases)
+
+
+def _neighbour_sum_fake(indptr, indices, back_indptr, back_indices, s, t, feat, more):
+    return feat.new_empty(indptr.shape[0] - 1, feat.shape[1])
+
+
+def _linear_relu_fake(feat, weight, bias):
+    return feat.new_empty(feat.shape[0], weight.shape[1])
+
+
+def _linear_relu_backward_fake(grad, feat, weight, out, wanted):
+    to_feat = feat.new_empty(feat.shape[0] if wanted else 0, feat.shape[1])
+    return to_feat, weight.new_empty(weight.shape), weight.new_empty(weight.shape[1])
 
 
 for _name in OPS:
@@ -122,7 +146,7 @@ for _name in OPS:
 
 
 def _save(ctx, inputs, output):
-    """Keep the inputs for the backward op: tensors and lists of them, flattened, and the rest."""
+    """Keep the inputs for the backward op, flattened: tensors, lists of them, and the rest."""
     tensors = []
     ctx.layout = []
     for value in inputs:
@@ -134,47 +158,98 @@ def _save(ctx, inputs, output):
             tensors.extend(value)
         else:
             ctx.layout.append(("value", value))
-    ctx.n_inputs = len(tensors)
-    outputs = output if isinstance(output, tuple) else (output,)
-    ctx.save_for_backward(*tensors, *outputs)
+    ctx.save_for_backward(*tensors)
 
 
-def _saved(ctx) -> tuple[list, tuple[Tensor, ...]]:
-    """The inputs as they were passed, and the outputs."""
+def _saved(ctx) -> list:
+    """The inputs as they were passed."""
     tensors = ctx.saved_tensors
     restore = {
         "tensor": lambda at: tensors[at],
         "list": lambda span: list(tensors[slice(*span)]),
         "value": lambda value: value,
     }
-    return [restore[kind](what) for kind, what in ctx.layout], tensors[ctx.n_inputs :]
+    return [restore[kind](what) for kind, what in ctx.layout]
+
+
+def _constant(index: list[Tensor | None]) -> list[None] | None:
+    """No gradient, in the shape torch wants: a list for a list of tensors, but not of optionals."""
+    return None if any(each is None for each in index) else len(index) * [None]
 
 
 def _class_distances_gradient(ctx, grad):
-    inputs, _ = _saved(ctx)
+    inputs = _saved(ctx)
     grads = torch.ops.metselect.class_distances_backward(grad, *inputs)
     constants = len(grads) * [None]
-    return grads, constants, constants, None, None
+    return grads, constants, constants, None, _constant(inputs[-1])
 
 
 def _selected_logits_gradient(ctx, grad):
-    (layers, weights, _, layer, index), _ = _saved(ctx)
+    layers, weights, _, layer, index = _saved(ctx)
     grads = torch.ops.metselect.selected_logits_backward(grad, layers, weights, layer, index)
-    return *grads, None, None
+    return *grads, None, _constant(index)
 
 
-def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits):
-    (*decoders, labels, index, deep_supervision), (_, logits) = _saved(ctx)
-    grads = torch.ops.metselect.selected_cross_entropy_backward(
-        grad_loss, grad_logits, *decoders, labels, logits, index, deep_supervision
+def _save_cross_entropy(ctx, inputs, output):
+    """The gradients were made together with the loss."""
+    layers, weights, _, layer, _, index, _, wanted = inputs
+    ctx.set_materialize_grads(False)
+    ctx.wanted, ctx.depths = wanted, len(layers)
+    _, _, *grads = output
+    ctx.save_for_backward(layer, *layers, *weights, *index, *(g for part in grads for g in part))
+
+
+def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
+    layer, *rest = ctx.saved_tensors
+    parts = [rest[at : at + ctx.depths] for at in range(0, len(rest), ctx.depths)]
+    layers, weights, index, *grads = parts
+    if grad_loss is None:
+        grads = [[torch.zeros_like(g) for g in part] for part in grads]
+    elif type(grad_loss) is not Tensor or grad_loss.is_cuda or grad_loss.item() != 1:
+        grads = [[g * grad_loss for g in part] for part in grads]
+    if grad_logits is not None:
+        backward = torch.ops.metselect.selected_logits_backward
+        more = backward(grad_logits, layers, weights, layer, index)
+        pairs = zip(grads, more, strict=True)
+        grads = [[g + m if len(g) else g for g, m in zip(*pair, strict=True)] for pair in pairs]
+    to_layers, to_weights, to_biases = grads
+    to_layers = [g if want else None for g, want in zip(to_layers, ctx.wanted, strict=True)]
+    return to_layers, to_weights, to_biases, None, None, _constant(index), None, None
+
+
+def _save_neighbour_sum(ctx, inputs, output):
+    *edges, source_scale, target_scale, _, more = inputs
+    ctx.save_for_backward(*edges, source_scale, target_scale)
+    ctx.more = more is not None
+
+
+def _neighbour_sum_gradient(ctx, grad):
+    indptr, indices, back_indptr, back_indices, source_scale, target_scale = ctx.saved_tensors
+    to_feat = torch.ops.metselect.neighbour_sum(
+        back_indptr, back_indices, indptr, indices, target_scale, source_scale, grad, None
     )
-    return *grads, None, None, None, None
+    return *(6 * [None]), to_feat, grad if ctx.more else None
 
 
-for _name in ("class_distances", "selected_logits", "selected_cross_entropy"):
+def _save_linear_relu(ctx, inputs, output):
+    feat, weight, _ = inputs
+    ctx.save_for_backward(feat, weight, output)
+
+
+def _linear_relu_gradient(ctx, grad):
+    feat, weight, out = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[0]
+    to_feat, *rest = torch.ops.metselect.linear_relu_backward(grad, feat, weight, out, wanted)
+    return to_feat if wanted else None, *rest
+
+
+for _name, _setup in (
+    ("neighbour_sum", _save_neighbour_sum),
+    ("linear_relu", _save_linear_relu),
+    ("class_distances", _save),
+    ("selected_logits", _save),
+    ("selected_cross_entropy", _save_cross_entropy),
+):
     torch.library.register_autograd(
-        f"metselect::{_name}",
-        globals()[f"_{_name}_gradient"],
-        setup_context=_save,
-        lib=_library,
+        f"metselect::{_name}", globals()[f"_{_name}_gradient"], setup_context=_setup, lib=_library
     )

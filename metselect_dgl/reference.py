@@ -1,8 +1,8 @@
 """Every op in plain torch: the definition of what the fast engines compute, and the CPU fall-back.
 
 Equations 2 to 6 of the paper, read as the README says. Lists have one entry per layer and the
-layers may differ in width. `index` [n] picks rows of every layer (None: all of them), and
-`labels` [n] and `layer` [n] belong to the picked rows.
+layers may differ in width. `index` has for every layer the numbers [n] of the rows that are picked
+from it (None: all of them), and `labels` [n] and `layer` [n] belong to the picked rows.
 """
 
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TILE = 4096
+Indices = list[Tensor | None]
 
 
 def moments(
-    layers: list[Tensor], labels: Tensor, index: Tensor | None, shifts: list[Tensor]
+    layers: list[Tensor], labels: Tensor, index: Indices, shifts: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """count[c] = |{i: y_i = c}|, sum[c] = sum_i r_i, gram = sum_i r_i r_i^T with r = h - shift[y].
 
@@ -22,13 +23,13 @@ def moments(
     """
     count = torch.bincount(labels, minlength=shifts[0].shape[0]).double()
     sums, grams = [], []
-    for h, shift in zip(layers, shifts, strict=True):
+    for h, picked, shift in zip(layers, index, shifts, strict=True):
         total = torch.zeros_like(shift, dtype=torch.float64)
         gram = total.new_zeros(h.shape[1], h.shape[1])
         for start in range(0, len(labels), TILE):
             rows = slice(start, start + TILE)
             y = labels[rows]
-            r = (h[rows] if index is None else h[index[rows]]) - shift[y]  # [tile, D]
+            r = (h[rows] if picked is None else h[picked[rows]]) - shift[y]  # [tile, D]
             _, exponent = torch.frexp(r.abs().amax())
             unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - 1)
             r = r / unit.to(r.dtype)
@@ -74,7 +75,7 @@ def _center(mean: Tensor, valid: Tensor) -> Tensor:
 def _whitened(
     h: Tensor, mean: Tensor, factor: Tensor, valid: Tensor, index: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """R (h - center) [n, D] and R (mu - center) [C, D]."""
+    """R (h - center) [n, K] and R (mu - center) [C, K]."""
     center = _center(mean, valid)
     return (_rows(h, index) - center) @ factor.T, (mean - center) @ factor.T
 
@@ -84,12 +85,15 @@ def class_distances(
     means: list[Tensor],
     factors: list[Tensor],
     valid: Tensor,
-    index: Tensor | None,
+    index: Indices,
 ) -> Tensor:
-    """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid."""
+    """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid.
+
+    R_l [K, D] is square unless the layer is seen through a linear map that is worked into it.
+    """
     dist2 = []
-    for h, mean, factor in zip(layers, means, factors, strict=True):
-        z, m = _whitened(h, mean, factor, valid, index)
+    for h, mean, factor, picked in zip(layers, means, factors, index, strict=True):
+        z, m = _whitened(h, mean, factor, valid, picked)
         distance = torch.cdist(z, m, compute_mode="donot_use_mm_for_euclid_dist")  # [n, C]
         dist2.append(distance.square().masked_fill(~valid, torch.inf))
     return torch.stack(dist2)
@@ -101,14 +105,14 @@ def class_distances_backward(
     means: list[Tensor],
     factors: list[Tensor],
     valid: Tensor,
-    index: Tensor | None,
+    index: Indices,
 ) -> list[Tensor]:
     """dh_i = 2 R^T sum_c g[i, c] (R (h_i - mu_c)); the means and factors are constants."""
     grads = []
-    for g, h, mean, factor in zip(grad, layers, means, factors, strict=True):
+    for g, h, mean, factor, picked in zip(grad, layers, means, factors, index, strict=True):
         g = g.masked_fill(~valid, 0)
-        z, m = _whitened(h, mean, factor, valid, index)
-        grads.append(_scatter(2 * (g.sum(1, keepdim=True) * z - g @ m) @ factor, index, h))
+        z, m = _whitened(h, mean, factor, valid, picked)
+        grads.append(_scatter(2 * (g.sum(1, keepdim=True) * z - g @ m) @ factor, picked, h))
     return grads
 
 
@@ -127,7 +131,7 @@ def metric_logits(
     factors: list[Tensor],
     valid: Tensor,
     temperature: Tensor,
-    index: Tensor | None,
+    index: Indices,
 ) -> Tensor:
     """-dist2 / (2 T_l) up to a constant of each node and layer, [L, n, C]: linear in h.
 
@@ -135,11 +139,12 @@ def metric_logits(
     is h K^-1 mu_c - mu_c K^-1 mu_c / 2: no D x D product per node.
     """
     logits = []
-    for h, mean, factor, t in zip(layers, means, factors, temperature, strict=True):
+    every = zip(layers, means, factors, temperature, index, strict=True)
+    for h, mean, factor, t, picked in every:
         center = _center(mean, valid)
-        m = (mean - center).double() @ factor.double().T  # [C, D]
+        m = (mean - center).double() @ factor.double().T  # [C, K]
         slope, offset = (m @ factor.double()).to(h.dtype), (m.square().sum(1) / 2).to(h.dtype)
-        linear = (_rows(h, index) - center) @ slope.T - offset
+        linear = (_rows(h, picked) - center) @ slope.T - offset
         logits.append(linear.masked_fill(~valid, -torch.inf) / t)
     return torch.stack(logits)
 
@@ -150,7 +155,7 @@ def select_layer(
     factors: list[Tensor],
     valid: Tensor,
     temperature: Tensor,
-    index: Tensor | None,
+    index: Indices,
     labels: Tensor | None,
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,15 +186,32 @@ def selected_logits(
     weights: list[Tensor],
     biases: list[Tensor],
     layer: Tensor,
-    index: Tensor | None,
+    index: Indices,
 ) -> Tensor:
     """logits[i] = W_l h_i + b_l with l = layer[i], [n, C]."""
     logits = layers[0].new_empty(len(layer), weights[0].shape[0])
     for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
         here = (layer == depth).nonzero().squeeze(1)
-        rows = here if index is None else index[here]
+        rows = here if index[depth] is None else index[depth][here]
         logits[here] = F.linear(h[rows], weight, bias)
     return logits
+
+
+def selected_logits_backward(
+    grad: Tensor,
+    layers: list[Tensor],
+    weights: list[Tensor],
+    layer: Tensor,
+    index: Indices,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Gradients to every layer and decoder; zero, not missing, where no node selected the layer."""
+    to_layers, to_weights, to_biases = [], [], []
+    for depth, (h, weight) in enumerate(zip(layers, weights, strict=True)):
+        g = grad * (layer == depth).unsqueeze(1)
+        to_layers.append(_scatter(g @ weight, index[depth], h))
+        to_weights.append(g.T @ _rows(h, index[depth]))
+        to_biases.append(g.sum(0))
+    return to_layers, to_weights, to_biases
 
 
 def selected_cross_entropy(
@@ -198,64 +220,70 @@ def selected_cross_entropy(
     biases: list[Tensor],
     layer: Tensor,
     labels: Tensor,
-    index: Tensor | None,
+    index: Indices,
     deep_supervision: float,
-) -> tuple[Tensor, Tensor]:
-    """(loss, logits): mean cross entropy of the selected decoders (Eq. 6), plus
-    deep_supervision times the mean over layers of the cross entropy of that layer's decoder."""
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """(loss, logits, and the loss's gradients to layers, weights and biases).
+
+    The loss is the mean cross entropy of the selected decoders (Eq. 6), plus deep_supervision
+    times the mean over layers of the cross entropy of that layer's decoder. `wanted` says of every
+    layer whether its gradient is wanted, or is empty where none is at all.
+
+    With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot).
+    """
     logits = selected_logits(layers, weights, biases, layer, index)
-    loss = F.cross_entropy(logits, labels)
-    if deep_supervision:
-        every = zip(layers, weights, biases, strict=True)
-        deep = [F.cross_entropy(F.linear(_rows(h, index), w, b), labels) for h, w, b in every]
-        loss = loss + deep_supervision * torch.stack(deep).mean()
-    return loss, logits
-
-
-def selected_logits_backward(
-    grad: Tensor,
-    layers: list[Tensor],
-    weights: list[Tensor],
-    layer: Tensor,
-    index: Tensor | None,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Gradients to every layer and decoder; zero, not missing, where no node selected the layer."""
-    every = [grad * (layer == depth).unsqueeze(1) for depth in range(len(layers))]
-    return _linear_backward(every, layers, weights, index)
-
-
-def selected_cross_entropy_backward(
-    grad_loss: Tensor,
-    grad_logits: Tensor,
-    layers: list[Tensor],
-    weights: list[Tensor],
-    biases: list[Tensor],
-    layer: Tensor,
-    labels: Tensor,
-    logits: Tensor,
-    index: Tensor | None,
-    deep_supervision: float,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """d loss / d logits = (softmax - onehot) / n, for the selected and for every decoder."""
-    selected = grad_loss * _cross_entropy_slope(logits, labels) + grad_logits
-    every = []
-    for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
-        slope = selected * (layer == depth).unsqueeze(1)
-        if deep_supervision:
-            own = _cross_entropy_slope(F.linear(_rows(h, index), weight, bias), labels)
-            slope = slope + grad_loss * (deep_supervision / len(layers)) * own
-        every.append(slope)
-    return _linear_backward(every, layers, weights, index)
-
-
-def _cross_entropy_slope(logits: Tensor, labels: Tensor) -> Tensor:
+    loss = logits.new_zeros(())
     onehot = F.one_hot(labels, logits.shape[1])
-    return (logits.softmax(1) - onehot) / len(labels)
+    grads = [], [], []
+    for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
+        rows = _rows(h, index[depth])
+        a = F.linear(rows, weight, bias)
+        k = ((layer == depth) + deep_supervision / len(layers)).to(a.dtype) / len(labels)  # [n]
+        loss = loss + (k * F.cross_entropy(a, labels, reduction="none")).sum()
+        if wanted:
+            slope = k.unsqueeze(1) * (a.softmax(1) - onehot)
+            to_layer = (
+                _scatter(slope @ weight, index[depth], h) if wanted[depth] else h.new_empty(0)
+            )
+            for out, grad in zip(grads, (to_layer, slope.T @ rows, slope.sum(0)), strict=True):
+                out.append(grad)
+    return loss if len(labels) else loss / 0, logits, *grads
 
 
-def _linear_backward(
-    grads: list[Tensor], layers: list[Tensor], weights: list[Tensor], index: Tensor | None
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    to_layers = [_scatter(g @ w, index, h) for g, h, w in zip(grads, layers, weights, strict=True)]
-    to_weights = [g.T @ _rows(h, index) for g, h in zip(grads, layers, strict=True)]
-    return to_layers, to_weights, [g.sum(0) for g in grads]
+def neighbour_sum(
+    indptr: Tensor,
+    indices: Tensor,
+    back_indptr: Tensor,
+    back_indices: Tensor,
+    source_scale: Tensor | None,
+    target_scale: Tensor | None,
+    feat: Tensor,
+    more: Tensor | None,
+) -> Tensor:
+    """out_i = more_i + t_i sum over the in-edges j -> i of s_j h_j, [M, D].
+
+    The in-edges of i are `indices[indptr[i] : indptr[i + 1]]`; `back_*` are the same edges by
+    source, along which the gradient returns.
+    """
+    target = torch.repeat_interleave(indptr.diff())
+    rows = feat if source_scale is None else feat * source_scale.unsqueeze(1)
+    out = feat.new_zeros(len(indptr) - 1, feat.shape[1])
+    out.index_add_(0, target, rows[indices.long()])
+    if target_scale is not None:
+        out = out * target_scale.unsqueeze(1)
+    return out if more is None else more + out
+
+
+def linear_relu(feat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(0, h W + b)"""
+    return torch.relu(torch.addmm(bias, feat, weight))
+
+
+def linear_relu_backward(
+    grad: Tensor, feat: Tensor, weight: Tensor, out: Tensor, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With g = grad where out > 0: dh = g W^T (no rows unless wanted), dW = h^T g, db = sum g."""
+    g = grad * (out > 0)
+    to_feat = g @ weight.T if wanted else feat.new_empty(0, feat.shape[1])
+    return to_feat, feat.T @ g, g.sum(0)

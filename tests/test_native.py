@@ -64,6 +64,7 @@ class TestAgainstTheReference:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         self.case = make_case(n, (5, 37, 64), picked=picked, empty_class=2, dtype=torch.float32)
+        self.index = [self.case.index] * 3
         yield
         torch.set_num_threads(before)
 
@@ -87,7 +88,7 @@ class TestAgainstTheReference:
 
     def test_moments(self):
         shifts = [h[:4].repeat(4, 1)[:4].contiguous() for h in self.case.layers]
-        results = self.both("moments", self.case.layers, self.case.labels, self.case.index, shifts)
+        results = self.both("moments", self.case.layers, self.case.labels, self.index, shifts)
         (count, *ours), (exact_count, *exact), (_, *plain) = results
         assert torch.equal(count, exact_count)
         for kind in range(2):
@@ -95,12 +96,12 @@ class TestAgainstTheReference:
                 assert_close(a.float(), b, c.float())
 
     def test_class_distances(self):
-        assert_close(*self.both("class_distances", *self.metric(), self.case.index))
+        assert_close(*self.both("class_distances", *self.metric(), self.index))
 
     def test_class_distances_backward(self):
         rows = len(self.case.labels)
         grad = torch.randn(3, rows, 4, generator=torch.Generator().manual_seed(1))
-        results = self.both("class_distances_backward", grad, *self.metric(), self.case.index)
+        results = self.both("class_distances_backward", grad, *self.metric(), self.index)
         for a, b, c in zip(*results, strict=True):
             assert_close(a, b, c)
 
@@ -109,14 +110,48 @@ class TestAgainstTheReference:
     def test_select_layer(self, rule, phase):
         labels = self.case.labels if phase == "training" else None
         t = torch.tensor([1.0, 2.0, 0.5])
-        ours, exact, plain = self.both(
-            "select_layer", *self.metric(), t, self.case.index, labels, rule
-        )
+        ours, exact, plain = self.both("select_layer", *self.metric(), t, self.index, labels, rule)
         same = ours[0] == exact[0]
         assert same.double().mean() >= (plain[0] == exact[0]).double().mean() - 1e-3
         assert torch.equal(ours[1][same], exact[1][same])
         if same.any():
             assert_close(ours[2][same], exact[2][same], plain[2][same])
+
+    def choice(self):
+        return torch.arange(len(self.case.labels)) % 3
+
+    def test_selected_logits(self):
+        decoders = self.case.layers, self.case.weights, self.case.biases, self.choice()
+        assert_close(*self.both("selected_logits", *decoders, self.index))
+
+    @pytest.mark.parametrize("deep", [0.0, 0.5])
+    def test_selected_cross_entropy(self, deep):
+        decoders = self.case.layers, self.case.weights, self.case.biases, self.choice()
+        results = self.both(
+            "selected_cross_entropy",
+            *decoders,
+            self.case.labels,
+            self.index,
+            deep,
+            [True, False, True],
+        )
+        ours, exact, plain = (
+            [loss, logits, *(g for part in grads for g in part)] for loss, logits, *grads in results
+        )
+        for a, b, c in zip(ours, exact, plain, strict=True):
+            assert_close(a, b, c)
+        assert ours[3].shape == (0,), "the gradient that was not wanted"
+
+    def test_layers_that_hold_other_rows(self):
+        """The first layer whole with an index, the others with just the picked rows."""
+        rows = [self.case.picked(h) for h in self.case.layers]
+        layers, index = [self.case.layers[0], *rows[1:]], [self.case.index, None, None]
+        mean, factor, valid = self.metric()[1:]
+        mixed, plain = (
+            OPS.select_layer(h, mean, factor, valid, torch.ones(3), i, None, "confidence")
+            for h, i in ((layers, index), (rows, 3 * [None]))
+        )
+        torch.testing.assert_close(mixed, plain, rtol=0, atol=0)
 
 
 @native
@@ -125,9 +160,9 @@ def test_strided_layers():
     metric = tuple(case.metric().values())
     strided = torch.empty(6, 700).T.copy_(case.layers[0])
     rows = torch.empty(700, 9)[:, :6].copy_(case.layers[0])
-    expected = OPS.class_distances(case.layers, *metric, None)
+    expected = OPS.class_distances(case.layers, *metric, [None])
     for layer in (strided, rows):
-        torch.testing.assert_close(OPS.class_distances([layer], *metric, None), expected)
+        torch.testing.assert_close(OPS.class_distances([layer], *metric, [None]), expected)
 
 
 @native
@@ -135,11 +170,11 @@ def test_wrong_labels_are_refused():
     case = make_case(20, (3,))
     shifts = [torch.zeros(4, 3, dtype=torch.float64)]
     with pytest.raises(RuntimeError, match="labels must be a contiguous int64 vector"):
-        OPS.moments(case.layers, case.labels.int(), None, shifts)
+        OPS.moments(case.layers, case.labels.int(), [None], shifts)
     with pytest.raises(RuntimeError, match="got 19 labels for 20 rows"):
-        OPS.moments(case.layers, case.labels[1:], None, shifts)
+        OPS.moments(case.layers, case.labels[1:], [None], shifts)
     with pytest.raises(IndexError, match="expected 0 to 3"):
-        OPS.moments(case.layers, case.labels + 1, None, shifts)
+        OPS.moments(case.layers, case.labels + 1, [None], shifts)
 
 
 @native
@@ -152,11 +187,11 @@ def test_numbers_that_point_outside_are_refused(number):
     shifts = [torch.zeros(4, 3, dtype=torch.float64)]
     grad = torch.zeros(1, 2, 4, dtype=torch.float64)
     for call in (
-        lambda: OPS.moments(case.layers, one, index, shifts),
-        lambda: OPS.class_distances(case.layers, *metric, index),
-        lambda: OPS.class_distances_backward(grad, case.layers, *metric, index),
-        lambda: OPS.select_layer(case.layers, *metric, t, index, None, "confidence"),
-        lambda: OPS.select_layer(case.layers, *metric, t, one, index, "confidence"),
+        lambda: OPS.moments(case.layers, one, [index], shifts),
+        lambda: OPS.class_distances(case.layers, *metric, [index]),
+        lambda: OPS.class_distances_backward(grad, case.layers, *metric, [index]),
+        lambda: OPS.select_layer(case.layers, *metric, t, [index], None, "confidence"),
+        lambda: OPS.select_layer(case.layers, *metric, t, [one], index, "confidence"),
     ):
         with pytest.raises(IndexError, match=rf"\[1\] is {number}, expected 0 to"):
             call()
@@ -167,9 +202,9 @@ def test_shapes_that_do_not_fit_are_refused():
     case = make_case(20, (3,))
     means, factors, valid = case.metric().values()
     with pytest.raises(RuntimeError, match="layer 0 has shape"):
-        OPS.class_distances([case.layers[0][:, :2]], means, factors, valid, None)
-    with pytest.raises(RuntimeError, match="2 layers and constants of 1"):
-        OPS.class_distances(2 * case.layers, means, factors, valid, None)
+        OPS.class_distances([case.layers[0][:, :2]], means, factors, valid, [None])
+    with pytest.raises(RuntimeError, match="2 layers, constants of 1"):
+        OPS.class_distances(2 * case.layers, means, factors, valid, [None, None])
 
 
 def test_the_ops_pass_their_tests_on_the_reference():

@@ -25,26 +25,23 @@ def arguments(name: str, picked: int | None) -> tuple:
     logits = torch.randn(len(layer), 4, dtype=torch.float64)
     decoders = (layers, case.weights, case.biases, layer)
     one = torch.ones(2, dtype=torch.float64)
+    index = [case.index] * 2
+    loops = torch.arange(21), torch.arange(20, dtype=torch.int32)  # each node its own neighbour
+    weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    out = torch.randn(20, 4, dtype=torch.float64)
     return {
-        "moments": (plain, case.labels, case.index, moments.shifts),
+        "moments": (plain, case.labels, index, moments.shifts),
         "whitening": (moments.covariances(), 0.1 * one, 1e-6),
-        "class_distances": (layers, *metric, case.index),
-        "class_distances_backward": (logits.expand(2, -1, -1), plain, *metric, case.index),
-        "metric_logits": (plain, *metric, one, case.index),
-        "select_layer": (plain, *metric, one, case.index, case.labels, "confidence"),
-        "selected_logits": (*decoders, case.index),
-        "selected_logits_backward": (logits, plain, case.weights, layer, case.index),
-        "selected_cross_entropy": (*decoders, case.labels, case.index, 1.0),
-        "selected_cross_entropy_backward": (
-            one[0],
-            logits,
-            plain,
-            *decoders[1:],
-            case.labels,
-            logits,
-            case.index,
-            1.0,
-        ),
+        "class_distances": (layers, *metric, index),
+        "class_distances_backward": (logits.expand(2, -1, -1), plain, *metric, index),
+        "metric_logits": (plain, *metric, one, index),
+        "select_layer": (plain, *metric, one, index, case.labels, "confidence"),
+        "selected_logits": (*decoders, index),
+        "selected_logits_backward": (logits, plain, case.weights, layer, index),
+        "selected_cross_entropy": (*decoders, case.labels, index, 1.0, [True, True]),
+        "neighbour_sum": (*loops, *loops, None, None, layers[0], plain[1][:, :3]),
+        "linear_relu": (layers[0], weight, case.biases[0]),
+        "linear_relu_backward": (out, plain[0], weight.detach(), out, True),
     }[name]
 
 

@@ -6,7 +6,6 @@
 // A tile of nodes is whitened once for all classes; means and factors are constants.
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
@@ -23,11 +22,14 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 template <typename T, typename Body>
 void whitened_tiles(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
                     const Body& body) {
-  Tensor space = at::empty({kTile, h.width}, metric.center.options()), z = at::empty_like(space);
+  const auto options = metric.center.options();
+  Tensor space = at::empty({kTile, h.width}, options);
+  Tensor z = at::empty({kTile, metric.factor.size(0)}, options);
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t stop = std::min(end, start + kTile);
-    Tensor rows = centered(h, metric, start, stop, space), tile = z.narrow(0, 0, stop - start);
-    at::mm_out(tile, rows, metric.factor.t());
+    centered(h, metric, start, stop, space.mutable_data_ptr<T>());
+    Tensor tile = z.narrow(0, 0, stop - start);
+    at::mm_out(tile, space.narrow(0, 0, stop - start), metric.factor.t());
     body(tile, start);
   }
 }
@@ -50,16 +52,14 @@ void distances(const Tensor& z, const Metric& metric, T* out) {
 }
 
 Tensor class_distances(TensorList layers, TensorList means, TensorList factors, const Tensor& valid,
-                       const OptionalTensor& index) {
-  check_layers(layers, means);
-  if (index) check_numbers(*index, layers[0].size(0), "index");
-  const int64_t n = picked_rows(layers, index), classes = valid.size(0);
+                       const Indices& index) {
+  const int64_t n = check_layers(layers, index, means), classes = valid.size(0);
   Tensor dist2 = at::empty({static_cast<int64_t>(layers.size()), n, classes}, layers[0].options());
   const std::vector<Metric> known = metrics(means, factors, valid);
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor h = unit_stride(layers[depth]);
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "class_distances", [&] {
-      const Picked<scalar_t> picked(h, index);
+      const Picked<scalar_t> picked(h, index.get(depth));
       scalar_t* out = dist2[depth].mutable_data_ptr<scalar_t>();
       over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
         whitened_tiles(picked, known[depth], begin, end, [&](const Tensor& z, int64_t start) {
@@ -71,47 +71,27 @@ Tensor class_distances(TensorList layers, TensorList means, TensorList factors, 
   return dist2.masked_fill_(valid.logical_not(), kInfinity);
 }
 
-bool has_duplicates(const OptionalTensor& index, int64_t rows) {
-  if (!index) return false;
-  std::vector<char> seen(rows, 0);
-  const int64_t* numbers = index->const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < index->size(0); ++i) {
-    if (seen[numbers[i]]++) return true;
-  }
-  return false;
-}
-
-template <typename T>
-void add_rows(const Tensor& tile, const Picked<T>& picked, int64_t start, Tensor& into) {
-  const int64_t width = tile.size(1);
-  for (int64_t i = 0; i < tile.size(0); ++i) {
-    T* out = into.mutable_data_ptr<T>() + picked.number(start + i) * width;
-    const T* row = tile.const_data_ptr<T>() + i * width;
-    for (int64_t d = 0; d < width; ++d) out[d] += row[d];
-  }
-}
-
 std::vector<Tensor> class_distances_backward(const Tensor& grad, TensorList layers,
                                              TensorList means, TensorList factors,
-                                             const Tensor& valid, const OptionalTensor& index) {
-  check_layers(layers, means);
-  if (index) check_numbers(*index, layers[0].size(0), "index");
-  const int64_t n = picked_rows(layers, index);
-  const int64_t shares = has_duplicates(index, layers[0].size(0)) ? 1 : workers(n);
+                                             const Tensor& valid, const Indices& index) {
+  const int64_t n = check_layers(layers, index, means);
   const std::vector<Metric> known = metrics(means, factors, valid);
   std::vector<Tensor> grads;
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor h = unit_stride(layers[depth]);
     const Metric& metric = known[depth];
+    const int64_t shares = has_duplicates(index.get(depth), h.size(0)) ? 1 : workers(n);
     Tensor out = at::zeros(h.sizes(), h.options());
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "class_distances_backward", [&] {
-      const Picked<scalar_t> picked(h, index);
+      const Picked<scalar_t> picked(h, index.get(depth));
       over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t) {
         whitened_tiles(picked, metric, begin, end, [&](const Tensor& z, int64_t start) {
           const Tensor g =
               grad[depth].narrow(0, start, z.size(0)).masked_fill(valid.logical_not(), 0);
           const Tensor gz = (z * g.sum(1, true)).addmm_(g, metric.middle, 2, -2);
-          add_rows<scalar_t>(at::mm(gz, metric.factor), picked, start, out);
+          const Tensor tile = at::mm(gz, metric.factor);
+          add_rows(tile.const_data_ptr<scalar_t>(), picked, start, z.size(0),
+                   out.mutable_data_ptr<scalar_t>());
         });
       });
     });

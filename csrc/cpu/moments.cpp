@@ -7,14 +7,11 @@
 // a power of two first, so that squares neither overflow nor vanish.
 
 #include <ATen/ops/bincount.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 
-#include "checks.h"
+#include "gemm.h"
 
 namespace metselect {
 namespace {
@@ -28,39 +25,47 @@ struct Sums {
 template <typename T>
 T fill(const Picked<T>& h, const int64_t* y, const T* shift, int64_t begin, int64_t end, T* tile) {
   T largest = 0;
-  for (int64_t i = begin; i < end; ++i) {
+  for (int64_t i = begin; i < end; ++i, tile += h.width) {
     const T *row = h[i], *mean = shift + y[i] * h.width;
+#pragma omp simd reduction(max : largest)
     for (int64_t d = 0; d < h.width; ++d) {
-      const T r = row[d] - mean[d];
-      *tile++ = r;
-      largest = std::max(largest, std::abs(r));
+      tile[d] = row[d] - mean[d];
+      largest = std::max(largest, std::abs(tile[d]));
     }
   }
   return largest;
 }
 
+// The exponent by which a tile is scaled; 0 for every ordinary one.
+template <typename T>
+int extreme(T largest) {
+  int exponent = 0;
+  if (largest > 0) std::frexp(largest, &exponent);
+  return std::abs(exponent) > 40 ? exponent : 0;
+}
+
 template <typename T>
 void share_of_layer(const Picked<T>& h, const int64_t* y, const T* shift, int64_t begin,
                     int64_t end, Sums& sums) {
-  const auto options = at::TensorOptions().dtype(c10::CppTypeToScalarType<T>::value);
   const int64_t width = h.width;
-  Tensor tile = at::empty({kTile, width}, options), product = at::empty({width, width}, options);
+  std::vector<T> tile(kTile * width), product(width * width);
   double* total = sums.total.mutable_data_ptr<double>();
+  double* gram = sums.gram.mutable_data_ptr<double>();
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t stop = std::min(end, start + kTile);
-    T* r = tile.mutable_data_ptr<T>();
-    const T largest = fill(h, y, shift, start, stop, r);
-    for (int64_t i = start; i < stop; ++i) {
+    const int exponent = extreme(fill(h, y, shift, start, stop, tile.data()));
+    const T* r = tile.data();
+    for (int64_t i = start; i < stop; ++i, r += width) {
       double* into = total + y[i] * width;
-      for (int64_t d = 0; d < width; ++d) into[d] += r[(i - start) * width + d];
+      for (int64_t d = 0; d < width; ++d) into[d] += r[d];
     }
-    Tensor rows = tile.narrow(0, 0, stop - start);
-    int exponent = 0;
-    if (largest > 0) std::frexp(largest, &exponent);
-    const bool extreme = std::abs(exponent) > 40;
-    if (extreme) rows.mul_(std::ldexp(1.0, -exponent));
-    at::mm_out(product, rows.t(), rows);
-    sums.gram.add_(product, extreme ? std::ldexp(1.0, 2 * exponent) : 1.0);
+    if (exponent) {
+      for (T& value : tile) value = std::ldexp(value, -exponent);
+    }
+    const Matrix<const T> rows{tile.data(), width};
+    gemm<T>(width, width, stop - start, rows.t(), rows, 0, {product.data(), width});
+    const double unit = std::ldexp(1.0, 2 * exponent);
+    for (int64_t d = 0; d < width * width; ++d) gram[d] += unit * product[d];
   }
 }
 
@@ -68,10 +73,10 @@ template <typename T>
 Sums of_layer(const Tensor& h, const Tensor& labels, const OptionalTensor& index,
               const Tensor& shift) {
   const int64_t n = labels.size(0), shares = workers(n);
+  const auto wide = shift.options().dtype(at::kDouble);
   std::vector<Sums> parts;
   for (int64_t worker = 0; worker < shares; ++worker) {
-    parts.push_back({at::zeros_like(shift, at::kDouble),
-                     at::zeros({h.size(1), h.size(1)}, shift.options().dtype(at::kDouble))});
+    parts.push_back({at::zeros(shift.sizes(), wide), at::zeros({h.size(1), h.size(1)}, wide)});
   }
   const Picked<T> picked(h, index);
   over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
@@ -87,19 +92,15 @@ Sums of_layer(const Tensor& h, const Tensor& labels, const OptionalTensor& index
 
 std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>> moments(TensorList layers,
                                                                      const Tensor& labels,
-                                                                     const OptionalTensor& index,
+                                                                     const Indices& index,
                                                                      TensorList shifts) {
-  check_layers(layers, shifts);
-  check_numbers(labels, shifts[0].size(0), "labels");
-  if (index) check_numbers(*index, layers[0].size(0), "index");
-  TORCH_CHECK(labels.size(0) == picked_rows(layers, index), "got ", labels.size(0), " labels for ",
-              picked_rows(layers, index), " rows");
+  check_labels(labels, check_layers(layers, index, shifts), shifts[0].size(0));
   Tensor count = at::bincount(labels, {}, shifts[0].size(0)).to(at::kDouble);
   std::vector<Tensor> totals, grams;
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor h = unit_stride(layers[depth]), shift = shifts[depth].contiguous();
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "moments", [&] {
-      Sums sums = of_layer<scalar_t>(h, labels, index, shift);
+      Sums sums = of_layer<scalar_t>(h, labels, index.get(depth), shift);
       totals.push_back(sums.total);
       grams.push_back(sums.gram);
     });

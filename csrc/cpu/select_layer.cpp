@@ -5,20 +5,17 @@
 // distance: -|| R (h - mu_y) ||^2, where y is the label or, without labels, the best class.
 // Nothing of size N x L x C is stored.
 
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mm.h>
 
 #include <cmath>
 #include <limits>
 
+#include "gemm.h"
 #include "metric.h"
 
 namespace metselect {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 enum class Rule { kConfidence, kDistance, kOpposite };
 
@@ -29,6 +26,53 @@ Rule parse(c10::string_view rule) {
   return Rule::kOpposite;
 }
 
+// One layer, and its logits a = rows slope^T - offset with the temperature worked in; the offset
+// of a class without nodes is infinite.
+template <typename T>
+struct Scored {
+  Picked<T> h;
+  const Metric& metric;
+  std::vector<T> slope, offset;
+
+  Scored(const Tensor& layer, const OptionalTensor& index, const Metric& known, const Tensor& valid,
+         double temperature)
+      : h(layer, index), metric(known) {
+    const T *s = known.slope.const_data_ptr<T>(), *o = known.offset.const_data_ptr<T>();
+    for (int64_t i = 0; i < known.slope.numel(); ++i) slope.push_back(s[i] / temperature);
+    for (int64_t c = 0; c < valid.size(0); ++c) {
+      const bool seen = valid[c].item<bool>();
+      offset.push_back(seen ? o[c] / temperature : std::numeric_limits<T>::infinity());
+    }
+  }
+
+  int64_t classes() const { return static_cast<int64_t>(offset.size()); }
+
+  void logits(const T* rows, int64_t n, T* a) const {
+    for (int64_t i = 0; i < n * classes(); ++i) a[i] = -offset[i % classes()];
+    gemm<T>(n, classes(), h.width, {rows, h.width}, Matrix<const T>{slope.data(), h.width}.t(), 1,
+            {a, classes()});
+  }
+};
+
+// What one thread works in.
+template <typename T>
+struct Space {
+  std::vector<T> rows, whitened, score;
+  std::vector<int64_t> answer;
+  Tensor logits;
+
+  Space(const std::vector<Scored<T>>& layers, const at::TensorOptions& options)
+      : score(kTile), answer(kTile), logits(at::empty({kTile * layers[0].classes()}, options)) {
+    int64_t widest = 0, whitest = 0;
+    for (const auto& layer : layers) {
+      widest = std::max(widest, layer.h.width);
+      whitest = std::max(whitest, layer.metric.factor.size(0));
+    }
+    rows.resize(kTile * widest);
+    whitened.resize(kTile * whitest);
+  }
+};
+
 template <typename T>
 struct Best {
   int64_t* layer;
@@ -37,13 +81,6 @@ struct Best {
   std::vector<T> rank;
 };
 
-// a_c of a tile: [rows, C] in `logits`, -inf where a class has no node.
-void linear_logits(const Tensor& rows, const Metric& metric, const Tensor& valid,
-                   double temperature, Tensor& logits) {
-  at::addmm_out(logits, metric.offset, rows, metric.slope.t(), -1, 1);
-  logits.masked_fill_(valid.logical_not(), -kInfinity).div_(temperature);
-}
-
 template <typename T>
 T squared_distance(const T* z, const T* middle, int64_t width) {
   T sum = 0;
@@ -51,113 +88,114 @@ T squared_distance(const T* z, const T* middle, int64_t width) {
   return sum;
 }
 
-// Takes the asked class out of every row and writes the log-odds of it to `score`.
 template <typename T>
-void log_odds(Tensor& logits, const int64_t* asked, T* score) {
-  const int64_t n = logits.size(0), classes = logits.size(1);
+T largest(const T* row, int64_t n) {
+  T top = row[0];
+#pragma omp simd reduction(max : top)
+  for (int64_t c = 1; c < n; ++c) top = std::max(top, row[c]);
+  return top;
+}
+
+template <typename T>
+void best_classes(const T* a, int64_t n, int64_t classes, int64_t* answer) {
+  for (int64_t i = 0; i < n; ++i, a += classes) {
+    answer[i] = std::find(a, a + classes, largest(a, classes)) - a;
+    if (answer[i] == classes) answer[i] = 0;  // not a number
+  }
+}
+
+// score = a_y - logsumexp_{c != y} a_c; the logits are used up.
+template <typename T>
+void log_odds(Tensor& logits, int64_t n, int64_t classes, const int64_t* asked, T* score) {
   T* a = logits.mutable_data_ptr<T>();
-  std::vector<T> largest(n);
   for (int64_t i = 0; i < n; ++i) {
     T* row = a + i * classes;
     score[i] = row[asked[i]];
     row[asked[i]] = -std::numeric_limits<T>::infinity();
-    largest[i] = *std::max_element(row, row + classes);
-    if (std::isinf(largest[i])) continue;
-    for (int64_t c = 0; c < classes; ++c) row[c] -= largest[i];
+    const T top = largest(row, classes);
+    score[i] -= top;
+    if (std::isinf(top)) continue;
+    for (int64_t c = 0; c < classes; ++c) row[c] -= top;
   }
-  logits.exp_();
+  logits.narrow(0, 0, n * classes).exp_();
   for (int64_t i = 0; i < n; ++i) {
     T sum = 0;
+#pragma omp simd reduction(+ : sum)
     for (int64_t c = 0; c < classes; ++c) sum += a[i * classes + c];
-    score[i] -= std::isinf(largest[i]) ? largest[i] : largest[i] + std::log(sum);
+    if (!std::isinf(score[i])) score[i] -= std::log(sum);
+  }
+}
+
+// minus the squared distance to the asked class
+template <typename T>
+void nearness(const Scored<T>& layer, const T* rows, int64_t n, const int64_t* asked, T* z,
+              T* score) {
+  const Metric& metric = layer.metric;
+  const int64_t width = metric.factor.size(0);
+  const Matrix<const T> factor{metric.factor.const_data_ptr<T>(), layer.h.width};
+  const T* middle = metric.middle.const_data_ptr<T>();
+  gemm<T>(n, width, layer.h.width, {rows, layer.h.width}, factor.t(), 0, {z, width});
+  for (int64_t i = 0; i < n; ++i) {
+    score[i] = -squared_distance(z + i * width, middle + asked[i] * width, width);
   }
 }
 
 template <typename T>
-void share_of_nodes(const std::vector<Picked<T>>& layers, const std::vector<Metric>& metrics,
-                    const Tensor& valid, const Tensor& temperature, const int64_t* labels,
-                    Rule rule, int64_t begin, int64_t end, Best<T>& best) {
-  const auto options = metrics[0].center.options();
-  const int64_t classes = valid.size(0);
-  int64_t widest = 0;
-  for (const auto& h : layers) widest = std::max(widest, h.width);
-  Tensor buffer = at::empty({kTile * widest}, options), whitened = at::empty_like(buffer);
-  Tensor logits = at::empty({kTile, classes}, options);
-  std::vector<int64_t> answer(kTile);
-  std::vector<T> score(kTile);
+void share_of_nodes(const std::vector<Scored<T>>& layers, const int64_t* labels, Rule rule,
+                    int64_t begin, int64_t end, Space<T> space, Best<T>& best) {
+  const int64_t classes = layers[0].classes();
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t n = std::min(end, start + kTile) - start;
     for (size_t depth = 0; depth < layers.size(); ++depth) {
-      const Picked<T>& h = layers[depth];
-      const Metric& metric = metrics[depth];
-      Tensor space = buffer.narrow(0, 0, kTile * h.width).view({kTile, h.width});
-      Tensor rows = centered(h, metric, start, start + n, space), a = logits.narrow(0, 0, n);
-      linear_logits(rows, metric, valid, temperature[depth].item<double>(), a);
-      const T* values = a.const_data_ptr<T>();
-      for (int64_t i = 0; i < n; ++i) {
-        const T* row = values + i * classes;
-        answer[i] = std::max_element(row, row + classes) - row;
-      }
-      const int64_t* asked = labels ? labels + start : answer.data();
+      const Scored<T>& layer = layers[depth];
+      T* a = space.logits.template mutable_data_ptr<T>();
+      centered(layer.h, layer.metric, start, start + n, space.rows.data());
+      layer.logits(space.rows.data(), n, a);
+      best_classes(a, n, classes, space.answer.data());
+      const int64_t* asked = labels ? labels + start : space.answer.data();
       if (rule == Rule::kDistance) {
-        Tensor z = whitened.narrow(0, 0, n * h.width).view({n, h.width});
-        at::mm_out(z, rows, metric.factor.t());
-        for (int64_t i = 0; i < n; ++i) {
-          score[i] =
-              -squared_distance(z.const_data_ptr<T>() + i * h.width,
-                                metric.middle.const_data_ptr<T>() + asked[i] * h.width, h.width);
-        }
+        nearness(layer, space.rows.data(), n, asked, space.whitened.data(), space.score.data());
       } else {
-        log_odds(a, asked, score.data());
+        log_odds(space.logits, n, classes, asked, space.score.data());
       }
       for (int64_t i = 0; i < n; ++i) {
-        const T signed_score = rule == Rule::kOpposite ? -score[i] : score[i];
-        const T rank = metric.alive ? signed_score : -std::numeric_limits<T>::infinity();
+        const T score = space.score[i], side = rule == Rule::kOpposite ? -score : score;
+        const T rank = layer.metric.alive ? side : -std::numeric_limits<T>::infinity();
         if (depth > 0 && !(rank > best.rank[start + i])) continue;
         best.rank[start + i] = rank;
         best.layer[start + i] = static_cast<int64_t>(depth);
-        best.answer[start + i] = answer[i];
-        best.score[start + i] = score[i];
+        best.answer[start + i] = space.answer[i];
+        best.score[start + i] = score;
       }
     }
   }
 }
 
-template <typename T>
-void select(const std::vector<Tensor>& layers, const std::vector<Metric>& known,
-            const Tensor& valid, const Tensor& temperature, const OptionalTensor& index,
-            const OptionalTensor& labels, Rule rule, Tensor& layer, Tensor& answer, Tensor& score) {
-  std::vector<Picked<T>> picked;
-  for (const Tensor& h : layers) picked.emplace_back(h, index);
-  const int64_t n = layer.size(0);
-  Best<T> best{layer.mutable_data_ptr<int64_t>(), answer.mutable_data_ptr<int64_t>(),
-               score.mutable_data_ptr<T>(), std::vector<T>(n)};
-  const int64_t* truth = labels ? labels->const_data_ptr<int64_t>() : nullptr;
-  over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
-    share_of_nodes<T>(picked, known, valid, temperature, truth, rule, begin, end, best);
-  });
-}
-
 std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList means,
                                                 TensorList factors, const Tensor& valid,
-                                                const Tensor& temperature,
-                                                const OptionalTensor& index,
+                                                const Tensor& temperature, const Indices& index,
                                                 const OptionalTensor& labels,
                                                 c10::string_view rule) {
-  check_layers(layers, means);
-  if (index) check_numbers(*index, layers[0].size(0), "index");
-  const int64_t n = picked_rows(layers, index);
-  if (labels) {
-    check_numbers(*labels, valid.size(0), "labels");
-    TORCH_CHECK(labels->size(0) == n, "got ", labels->size(0), " labels for ", n, " rows");
-  }
-  const Tensor score = at::empty({n}, layers[0].options());
+  const int64_t n = check_layers(layers, index, means);
+  if (labels) check_labels(*labels, n, valid.size(0));
+  const Rule parsed = parse(rule);
+  Tensor score = at::empty({n}, layers[0].options());
   Tensor layer = at::empty({n}, score.options().dtype(at::kLong)), answer = at::empty_like(layer);
+  const std::vector<Tensor> rows = unit_stride(layers);
   const std::vector<Metric> known = metrics(means, factors, valid);
+  const int64_t* truth = labels ? labels->const_data_ptr<int64_t>() : nullptr;
   AT_DISPATCH_FLOATING_TYPES(score.scalar_type(), "select_layer", [&] {
-    Tensor out = score;
-    select<scalar_t>(unit_stride(layers), known, valid, temperature, index, labels, parse(rule),
-                     layer, answer, out);
+    std::vector<Scored<scalar_t>> scored;
+    for (size_t depth = 0; depth < rows.size(); ++depth) {
+      scored.emplace_back(rows[depth], index.get(depth), known[depth], valid,
+                          temperature[depth].item<double>());
+    }
+    Best<scalar_t> best{layer.mutable_data_ptr<int64_t>(), answer.mutable_data_ptr<int64_t>(),
+                        score.mutable_data_ptr<scalar_t>(), std::vector<scalar_t>(n)};
+    over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
+      share_of_nodes(scored, truth, parsed, begin, end, Space<scalar_t>(scored, score.options()),
+                     best);
+    });
   });
   return {layer, answer, score};
 }

@@ -1,0 +1,303 @@
+// selected_logits and selected_cross_entropy: every node decoded from its own layer, and in the
+// same pass over tiles of nodes the loss and its gradients.
+//
+//   a = h W_l^T + b_l,  p = softmax(a),  loss = sum_i sum_l k_il (-log p_y),
+//   k_il = [layer_i = l] / n + deep_supervision / (L n)
+//   da = k (p - onehot(y)),  dh = da W,  dW = da^T h,  db = sum da
+//
+// With deep supervision every layer decodes every row of the tile; without, only its own.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "gemm.h"
+
+namespace metselect {
+namespace {
+
+template <typename T>
+struct Decoder {
+  Picked<T> h;
+  const T* weight;  // [C, D]
+  const T* bias;    // [C]
+};
+
+// The rows of one tile that one layer decodes: their places among the picked rows, and the data,
+// read where it lies if the places are consecutive and so are the rows.
+template <typename T>
+struct Tile {
+  std::vector<int64_t> place;
+  std::vector<T> copy;
+  const T* rows;
+  int64_t stride;
+
+  int64_t size() const { return static_cast<int64_t>(place.size()); }
+
+  void read(const Picked<T>& h, bool consecutive) {
+    if (consecutive && !h.rows && size() > 0) {
+      rows = h[place[0]];
+      stride = h.stride;
+      return;
+    }
+    copy.resize(size() * h.width);
+    for (int64_t i = 0; i < size(); ++i) std::copy_n(h[place[i]], h.width, &copy[i * h.width]);
+    rows = copy.data();
+    stride = h.width;
+  }
+};
+
+// Calls body(depth, tile) for every layer and tile of [begin, end).
+template <typename T, typename Body>
+void decoded_tiles(const std::vector<Decoder<T>>& decoders, const int64_t* layer, bool every_layer,
+                   int64_t begin, int64_t end, const Body& body) {
+  Tile<T> tile;
+  for (int64_t start = begin; start < end; start += kTile) {
+    for (size_t depth = 0; depth < decoders.size(); ++depth) {
+      tile.place.clear();
+      for (int64_t i = start; i < std::min(end, start + kTile); ++i) {
+        if (every_layer || layer[i] == static_cast<int64_t>(depth)) tile.place.push_back(i);
+      }
+      tile.read(decoders[depth].h, every_layer);
+      body(depth, tile);
+    }
+  }
+}
+
+template <typename T>
+void decode(const Decoder<T>& decoder, const Tile<T>& tile, int64_t classes, T* a) {
+  for (int64_t i = 0; i < tile.size(); ++i) std::copy_n(decoder.bias, classes, a + i * classes);
+  gemm<T>(tile.size(), classes, decoder.h.width, {tile.rows, tile.stride},
+          Matrix<const T>{decoder.weight, decoder.h.width}.t(), 1, {a, classes});
+}
+
+std::vector<Tensor> contiguous(TensorList tensors) {
+  std::vector<Tensor> out;
+  for (const Tensor& each : tensors) out.push_back(each.contiguous());
+  return out;
+}
+
+template <typename T>
+std::vector<Decoder<T>> decoders(const std::vector<Tensor>& layers, const Indices& index,
+                                 const std::vector<Tensor>& weights,
+                                 const std::vector<Tensor>& biases) {
+  std::vector<Decoder<T>> out;
+  for (size_t depth = 0; depth < layers.size(); ++depth) {
+    out.push_back({Picked<T>(layers[depth], index.get(depth)), weights[depth].const_data_ptr<T>(),
+                   biases[depth].const_data_ptr<T>()});
+  }
+  return out;
+}
+
+int64_t check_decoders(TensorList layers, const Indices& index, TensorList weights,
+                       TensorList biases, const Tensor& layer) {
+  const int64_t n = check_layers(layers, index, weights);
+  TORCH_CHECK(biases.size() == weights.size(), "got ", biases.size(), " biases for ",
+              weights.size(), " weights");
+  for (const Tensor& bias : biases) {
+    TORCH_CHECK(bias.dim() == 1 && bias.size(0) == weights[0].size(0), "a bias has shape ",
+                bias.sizes(), " for ", weights[0].size(0), " classes");
+  }
+  check_numbers(layer, static_cast<int64_t>(layers.size()), "layer");
+  TORCH_CHECK(layer.size(0) == n, "got ", layer.size(0), " choices for ", n, " rows");
+  return n;
+}
+
+Tensor selected_logits(TensorList layers, TensorList weights, TensorList biases,
+                       const Tensor& layer, const Indices& index) {
+  const int64_t n = check_decoders(layers, index, weights, biases, layer);
+  const int64_t classes = weights[0].size(0);
+  const std::vector<Tensor> h = unit_stride(layers), w = contiguous(weights),
+                            b = contiguous(biases);
+  Tensor logits = at::empty({n, classes}, layers[0].options());
+  AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "selected_logits", [&] {
+    const auto known = decoders<scalar_t>(h, index, w, b);
+    scalar_t* out = logits.mutable_data_ptr<scalar_t>();
+    over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
+      std::vector<scalar_t> a(kTile * classes);
+      decoded_tiles(known, layer.const_data_ptr<int64_t>(), false, begin, end,
+                    [&](size_t depth, const Tile<scalar_t>& tile) {
+                      decode(known[depth], tile, classes, a.data());
+                      for (int64_t i = 0; i < tile.size(); ++i) {
+                        std::copy_n(&a[i * classes], classes, out + tile.place[i] * classes);
+                      }
+                    });
+    });
+  });
+  return logits;
+}
+
+struct Objective {
+  const int64_t* layer;
+  const int64_t* labels;
+  double own;    // k of the selected layer
+  double other;  // k of the others
+};
+
+// Replaces a by da = k (p - onehot) and returns sum_i k_i (-log p_y).
+template <typename T>
+double cross_entropy(Tensor& logits, const Tile<T>& tile, int64_t depth, int64_t classes,
+                     const Objective& objective) {
+  T* a = logits.mutable_data_ptr<T>();
+  double loss = 0;
+  for (int64_t i = 0; i < tile.size(); ++i) {
+    T *row = a + i * classes, top = row[0];
+#pragma omp simd reduction(max : top)
+    for (int64_t c = 1; c < classes; ++c) top = std::max(top, row[c]);
+    for (int64_t c = 0; c < classes; ++c) row[c] -= top;
+    const int64_t at = tile.place[i];
+    const double k = objective.layer[at] == depth ? objective.own : objective.other;
+    loss -= k * row[objective.labels[at]];
+  }
+  logits.narrow(0, 0, tile.size() * classes).exp_();
+  for (int64_t i = 0; i < tile.size(); ++i) {
+    T *row = a + i * classes, sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < classes; ++c) sum += row[c];
+    const int64_t at = tile.place[i];
+    const double k = objective.layer[at] == depth ? objective.own : objective.other;
+    loss += k * std::log(sum);
+    const T scale = k / sum;
+    for (int64_t c = 0; c < classes; ++c) row[c] *= scale;
+    row[objective.labels[at]] -= k;
+  }
+  return loss;
+}
+
+// dW and db of one thread and layer; the short sums of a bias show every rounding.
+template <typename T>
+struct Sums {
+  std::vector<T> weight;     // [C, D]
+  std::vector<double> bias;  // [C]
+};
+
+// dW, db and dh of a tile from da.
+template <typename T>
+void backward(const Decoder<T>& decoder, const Tile<T>& tile, const T* da, int64_t classes,
+              Sums<T>& sums, std::vector<T>& buffer, T* to_layer) {
+  const int64_t width = decoder.h.width, n = tile.size();
+  const Matrix<const T> slope{da, classes};
+  gemm<T>(classes, width, n, slope.t(), {tile.rows, tile.stride}, 1, {sums.weight.data(), width});
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < classes; ++c) sums.bias[c] += da[i * classes + c];
+  }
+  if (!to_layer) return;
+  buffer.resize(n * width);
+  gemm<T>(n, width, classes, slope, {decoder.weight, width}, 0, {buffer.data(), width});
+  for (int64_t i = 0; i < n; ++i) {
+    add_rows(&buffer[i * width], decoder.h, tile.place[i], 1, to_layer);
+  }
+}
+
+// The whole pass: what goes in, and the outputs that it fills.
+struct Pass {
+  std::vector<Tensor> layers, weights, biases;
+  const Indices& index;
+  Objective objective;
+  int64_t n, classes;
+  bool deep, gradients;
+  Tensor logits, loss;
+  std::vector<Tensor> to_layers, to_weights, to_biases;
+
+  // Gradients that are not wanted stay empty.
+  int64_t allocate(const c10::List<bool>& wanted) {
+    const auto options = logits.options();
+    int64_t shares = workers(n);
+    for (size_t depth = 0; gradients && depth < layers.size(); ++depth) {
+      const Tensor& h = layers[depth];
+      to_layers.push_back(wanted[depth] ? at::zeros(h.sizes(), options) : at::empty({0}, options));
+      to_weights.push_back(at::zeros(weights[depth].sizes(), options));
+      to_biases.push_back(at::zeros(biases[depth].sizes(), options));
+      // two threads must not add to the same row
+      if (wanted[depth] && has_duplicates(index.get(depth), h.size(0))) shares = 1;
+    }
+    return shares;
+  }
+
+  template <typename T>
+  void run(int64_t shares) {
+    const auto known = decoders<T>(layers, index, weights, biases);
+    std::vector<double> losses(shares, 0);
+    std::vector<std::vector<Sums<T>>> sums(shares);
+    over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
+      losses[worker] = share_of_nodes(known, begin, end, sums[worker]);
+    });
+    loss.fill_(n ? std::accumulate(losses.begin(), losses.end(), 0.0) : std::nan(""));
+    for (size_t depth = 0; depth < to_weights.size(); ++depth) {
+      Tensor bias = to_biases[depth].to(at::kDouble);
+      for (const auto& part : sums) {
+        T* dw = to_weights[depth].mutable_data_ptr<T>();
+        double* db = bias.mutable_data_ptr<double>();
+        for (int64_t i = 0; i < to_weights[depth].numel(); ++i) dw[i] += part[depth].weight[i];
+        for (int64_t c = 0; c < classes; ++c) db[c] += part[depth].bias[c];
+      }
+      to_biases[depth].copy_(bias);
+    }
+  }
+
+  // Returns the loss of rows [begin, end); `sums` are those of backward, of every layer.
+  template <typename T>
+  double share_of_nodes(const std::vector<Decoder<T>>& known, int64_t begin, int64_t end,
+                        std::vector<Sums<T>>& sums) {
+    for (const auto& each : known) {
+      const int64_t size = gradients ? classes : 0;
+      sums.push_back({std::vector<T>(size * each.h.width), std::vector<double>(size)});
+    }
+    Tensor space = at::empty({kTile * classes}, logits.options());
+    T *a = space.mutable_data_ptr<T>(), *out = logits.mutable_data_ptr<T>();
+    std::vector<T> buffer;
+    double sum = 0;
+    const auto of_tile = [&](int64_t depth, const Tile<T>& tile) {
+      decode(known[depth], tile, classes, a);
+      for (int64_t i = 0; i < tile.size(); ++i) {
+        if (objective.layer[tile.place[i]] != depth) continue;
+        std::copy_n(a + i * classes, classes, out + tile.place[i] * classes);
+      }
+      sum += cross_entropy(space, tile, depth, classes, objective);
+      if (!gradients) return;
+      T* rows = to_layers[depth].numel() ? to_layers[depth].mutable_data_ptr<T>() : nullptr;
+      backward(known[depth], tile, a, classes, sums[depth], buffer, rows);
+    };
+    decoded_tiles(known, objective.layer, deep, begin, end, of_tile);
+    return sum;
+  }
+};
+
+std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>
+selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
+                       const Tensor& layer, const Tensor& labels, const Indices& index,
+                       double deep_supervision, const c10::List<bool>& wanted) {
+  const int64_t n = check_decoders(layers, index, weights, biases, layer);
+  const int64_t classes = weights[0].size(0);
+  check_labels(labels, n, classes);
+  TORCH_CHECK(wanted.empty() || wanted.size() == layers.size(), "wanted has ", wanted.size(),
+              " entries for ", layers.size(), " layers");
+  const double rows = n, other = deep_supervision / (layers.size() * rows);
+  Pass pass{
+      unit_stride(layers),
+      contiguous(weights),
+      contiguous(biases),
+      index,
+      {layer.const_data_ptr<int64_t>(), labels.const_data_ptr<int64_t>(), 1 / rows + other, other},
+      n,
+      classes,
+      deep_supervision != 0,
+      !wanted.empty(),
+      at::empty({n, classes}, layers[0].options()),
+      at::empty({}, layers[0].options())};
+  const int64_t shares = pass.allocate(wanted);
+  AT_DISPATCH_FLOATING_TYPES(pass.loss.scalar_type(), "selected_cross_entropy",
+                             [&] { pass.run<scalar_t>(shares); });
+  return {pass.loss, pass.logits, pass.to_layers, pass.to_weights, pass.to_biases};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(metselect, CPU, m) {
+  m.impl("selected_logits", &selected_logits);
+  m.impl("selected_cross_entropy", &selected_cross_entropy);
+}
+
+}  // namespace metselect

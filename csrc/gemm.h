@@ -1,0 +1,64 @@
+// Products of row-major matrices without the few microseconds that a tensor op costs, which on a
+// tile are as long as the product itself.
+#pragma once
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/from_blob.h>
+
+#include <type_traits>
+
+#include "checks.h"
+
+extern "C" {  // of the BLAS inside libtorch_cpu; absent in some builds of torch
+__attribute__((weak)) void sgemm_(const char*, const char*, const int*, const int*, const int*,
+                                  const float*, const float*, const int*, const float*, const int*,
+                                  const float*, float*, const int*);
+__attribute__((weak)) void dgemm_(const char*, const char*, const int*, const int*, const int*,
+                                  const double*, const double*, const int*, const double*,
+                                  const int*, const double*, double*, const int*);
+}
+
+namespace metselect {
+
+// A row-major matrix in memory: row i starts at data + i * stride.
+template <typename T>
+struct Matrix {
+  T* data;
+  int64_t stride;
+  bool transposed = false;
+
+  Matrix t() const { return {data, stride, !transposed}; }
+};
+
+template <typename T>
+Tensor as_tensor(const Matrix<T>& m, int64_t rows, int64_t columns) {
+  if (m.transposed) return as_tensor<T>(m.t(), columns, rows).t();
+  using Value = std::remove_const_t<T>;
+  return at::from_blob(const_cast<Value*>(m.data), {rows, columns}, {m.stride, 1},
+                       at::TensorOptions().dtype(c10::CppTypeToScalarType<Value>::value));
+}
+
+// out [m, n] = a [m, k] b [k, n] + beta out
+template <typename T>
+void gemm(int64_t m, int64_t n, int64_t k, Matrix<const T> a, Matrix<const T> b, T beta,
+          Matrix<T> out) {
+  if (m == 0 || n == 0) return;
+  const auto blas = [] {
+    if constexpr (std::is_same_v<T, float>)
+      return &sgemm_;
+    else
+      return &dgemm_;
+  }();
+  if (blas == nullptr) {
+    Tensor c = as_tensor(out, m, n);
+    at::addmm_out(c, c, as_tensor(a, m, k), as_tensor(b, k, n), beta, 1);
+    return;
+  }
+  // BLAS counts columns first, so the transposed product is asked for: out^T = b^T a^T.
+  const int rows = n, columns = m, inner = k, ldb = b.stride, lda = a.stride, ldc = out.stride;
+  const T one = 1;
+  blas(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &rows, &columns, &inner, &one, b.data,
+       &ldb, a.data, &lda, &beta, out.data, &ldc);
+}
+
+}  // namespace metselect

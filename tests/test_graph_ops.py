@@ -1,0 +1,114 @@
+"""neighbour_sum and linear_relu: against dense matrices and plain torch, forward and gradient."""
+
+import pytest
+import torch
+
+from metselect_dgl import ops, reference
+from metselect_dgl.testing import assert_close
+
+OPS = torch.ops.metselect
+
+
+def edges(targets: int, sources: int, n_edges: int, seed: int = 0) -> tuple:
+    """Random CSR, by target and by source, and the dense matrix."""
+    draw = torch.Generator().manual_seed(seed)
+    dense = torch.zeros(targets, sources)
+    at = torch.randint(targets, (n_edges,), generator=draw).sort().values
+    source = torch.randint(sources, (n_edges,), generator=draw)
+    dense.index_put_((at, source), torch.ones(n_edges), accumulate=True)
+    order = source.argsort(stable=True)
+    pointers = [
+        torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(ends, minlength=n).cumsum(0)])
+        for ends, n in ((at, targets), (source, sources))
+    ]
+    csr = pointers[0], source.int(), pointers[1], at[order].int()
+    return csr, dense.double()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize(
+    ("targets", "sources", "n_edges", "width"),
+    [(1, 1, 0, 3), (63, 130, 900, 5), (130, 63, 1, 37), (700, 600, 9000, 64)],
+)
+def test_neighbour_sum(targets, sources, n_edges, width, scaled, threads):
+    csr, dense = edges(targets, sources, n_edges)
+    draw = torch.Generator().manual_seed(1)
+    h, s, t, more = (
+        torch.randn(shape, generator=draw)
+        for shape in ((sources, width), (sources,), (targets,), (targets, width))
+    )
+    scales = (s, t) if scaled else (None, None)
+    exact = dense @ h.double()
+    if scaled:
+        exact = t.double()[:, None] * (dense @ (s.double()[:, None] * h.double()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    ours, again = (OPS.neighbour_sum(*csr, *scales, h, more) for _ in range(2))
+    torch.set_num_threads(before)
+    assert torch.equal(ours, again)
+    plain = reference.neighbour_sum(*csr, *scales, h, more)
+    assert_close(ours, exact + more.double(), plain)
+
+
+def test_neighbour_sum_gradient():
+    csr, _ = edges(7, 9, 30)
+    draw = torch.Generator().manual_seed(1)
+    s, t = (torch.rand(n, generator=draw, dtype=torch.float64) for n in (9, 7))
+    h = torch.randn(9, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    more = torch.randn(7, 3, generator=draw, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda h, m: OPS.neighbour_sum(*csr, s, t, h, m), (h, more))
+    assert torch.autograd.gradcheck(lambda h: OPS.neighbour_sum(*csr, None, None, h, None), h)
+
+
+@pytest.mark.skipif(
+    not ops.NATIVE,
+    reason="the extension is not built, or METSELECT_BACKEND is reference",
+)
+def test_edges_that_point_outside_are_refused():
+    (indptr, indices, *back), _ = edges(7, 9, 30)
+    h = torch.zeros(9, 2)
+    with pytest.raises(IndexError, match="indices"):
+        OPS.neighbour_sum(indptr, indices + 9, *back, None, None, h, None)
+    with pytest.raises(RuntimeError, match="indptr"):
+        OPS.neighbour_sum(indptr + 1, indices, *back, None, None, h, None)
+    with pytest.raises(RuntimeError, match="int32"):
+        OPS.neighbour_sum(indptr, indices.long(), *back, None, None, h, None)
+    with pytest.raises(RuntimeError, match="source_scale"):
+        OPS.neighbour_sum(indptr, indices, *back, torch.ones(8), None, h, None)
+
+
+def linear(n, width, out_feats, dtype=torch.float32):
+    draw = torch.Generator().manual_seed(0)
+    shapes = (n, width), (width, out_feats), (out_feats,), (n, out_feats)
+    return [torch.randn(shape, generator=draw, dtype=dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("n", "width", "out_feats"), [(0, 3, 2), (1, 5, 37), (513, 64, 5)])
+def test_linear_relu(n, width, out_feats, threads):
+    h, weight, bias, grad = linear(n, width, out_feats)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    out = OPS.linear_relu(h, weight, bias)
+    ours = (out, *OPS.linear_relu_backward(grad, h, weight, out, True))
+    torch.set_num_threads(before)
+
+    def plain(h, weight, bias, grad):
+        return (
+            reference.linear_relu(h, weight, bias),
+            *reference.linear_relu_backward(grad, h, weight, out, True),
+        )
+
+    exact = plain(*(value.double() for value in (h, weight, bias, grad)))
+    for a, b, c in zip(ours, exact, plain(h, weight, bias, grad), strict=True):
+        assert_close(a, b, c)
+
+
+def test_linear_relu_gradient():
+    h, weight, bias, _ = (value.requires_grad_() for value in linear(9, 4, 3, torch.float64))
+    assert torch.autograd.gradcheck(OPS.linear_relu, (h, weight, bias))
+    transposed = weight.detach().T.contiguous().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda w, b: OPS.linear_relu(h.detach(), w.T, b), (transposed, bias)
+    )
