@@ -41,7 +41,7 @@ def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor
     if len(layers) != len(in_feats):
         raise ValueError(f"got {len(layers)} layers, the head was made for {len(in_feats)}")
     rows = layers[-1].shape[0]
-    layers = [h[:rows] for h in layers]
+    layers = [h if len(h) == rows else h[:rows] for h in layers]  # a slice costs a copy backward
     for depth, (h, width) in enumerate(zip(layers, in_feats, strict=True)):
         check_feat(h, rows, width, like, f"layer {depth}")
     check_finite(layers)

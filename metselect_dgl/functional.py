@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import ops  # noqa: F401  registers torch.ops.metselect
+from . import ops
 from .checks import check_labels
 from .reference import TILE, log_odds
 
@@ -20,9 +20,11 @@ __all__ = [
     "Moments",
     "class_distances",
     "fourth_moments",
+    "linear_relu",
     "log_odds",
     "metric_logits",
     "moments",
+    "neighbour_sum",
     "select_layer",
     "selected_cross_entropy",
     "selected_logits",
@@ -32,6 +34,11 @@ __all__ = [
 RULES = ("confidence", "distance", "opposite")
 Index = Tensor | None | Sequence[Tensor | None]
 _ops = torch.ops.metselect
+
+
+def compiled(device: torch.device) -> bool:
+    """Whether a compiled engine serves the operators on this device."""
+    return ops.compiled("neighbour_sum", device)
 
 
 def _indices(index: Index, layers: Sequence[Tensor]) -> list[Tensor | None]:
@@ -86,14 +93,22 @@ class Moments:
         ):
             mine += theirs
 
-    def mapped(self, depth: int, weight: Tensor, bias: Tensor) -> "Moments":
-        """The moments with layer `depth` replaced by its image under h -> W h + b."""
+    def mapped(self, weight: Tensor, bias: Tensor) -> "Moments":
+        """The moments of W h + b, for moments of a single layer."""
         wide = weight.double()
-        shifts, sums, grams = list(self.shifts), list(self.sums), list(self.grams)
-        shifts[depth] = (shifts[depth].double() @ wide.T + bias.double()).to(weight.dtype)
-        sums[depth] = sums[depth] @ wide.T
-        grams[depth] = wide @ grams[depth] @ wide.T
-        return Moments(self.count, shifts, sums, grams)
+        (shift,), (total,), (gram,) = self.shifts, self.sums, self.grams
+        shift = (shift.double() @ wide.T + bias.double()).to(weight.dtype)
+        total, gram = total @ wide.T, wide @ gram @ wide.T
+        return Moments(self.count, [shift], [total], [gram])
+
+    def with_layer(self, depth: int, other: "Moments") -> "Moments":
+        """These moments with the layers of `other`, of the same nodes, put in at `depth`."""
+        pairs = zip(self._lists(), other._lists(), strict=True)
+        lists = [[*mine[:depth], *theirs, *mine[depth:]] for mine, theirs in pairs]
+        return Moments(self.count, *lists)
+
+    def _lists(self) -> tuple[list[Tensor], ...]:
+        return self.shifts, self.sums, self.grams
 
     def means(self) -> list[Tensor]:
         """mu[c] (Eq. 2), float64 [C, D]; a class without nodes gets the mean of the others."""
@@ -361,3 +376,49 @@ def selected_cross_entropy(
         *decoders, labels.long(), picked, float(deep_supervision), wanted
     )
     return loss, logits
+
+
+def linear_relu(feat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """max(0, h W + b); `weight` is [in, out], as in :class:`dgl.nn.GraphConv`."""
+    return _ops.linear_relu(feat, weight, bias)
+
+
+def neighbour_sum(
+    indptr: Tensor,
+    indices: Tensor,
+    back_indptr: Tensor,
+    back_indices: Tensor,
+    feat: Tensor,
+    *,
+    source_scale: Tensor | None = None,
+    target_scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(sums, feat): sums_i = t_i times the sum over in-edges j -> i of s_j h_j, and `feat` again.
+
+    What else is made of `feat` should be made of the one returned: the gradient of that use is
+    then added inside the sum along the reversed edges, not in a pass of its own.
+
+    Parameters
+    ----------
+    indptr, indices : the in-edges of target i come from sources `indices[indptr[i]:indptr[i + 1]]`
+    back_indptr, back_indices : the same edges by source: where they go
+    source_scale, target_scale : s [N] and t [M]; ones by default
+    """
+    edges = indptr, indices, back_indptr, back_indices
+    return _NeighbourSum.apply(feat, *edges, source_scale, target_scale)
+
+
+class _NeighbourSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, feat, *edges_and_scales):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*edges_and_scales)
+        return _ops.neighbour_sum(*edges_and_scales, feat, None), feat
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        indptr, indices, back_indptr, back_indices, source_scale, target_scale = ctx.saved_tensors
+        if grad is not None:
+            back = back_indptr, back_indices, indptr, indices, target_scale, source_scale
+            other = _ops.neighbour_sum(*back, grad, other)
+        return other, None, None, None, None, None, None

@@ -1,7 +1,6 @@
 """What the paper compares MetSelect with: the last layer, attention, jumping knowledge."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +8,8 @@ from dgl.nn import JumpingKnowledge
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .heads import DecodersHead, LayerHead, answer, rows_of
+from .heads import DecodersHead, LayerHead, Selection, decode
+from .layers import Layer
 from .model import LayerSelect, MetSelect
 from .selectors import MetSelectHead
 
@@ -28,8 +28,11 @@ class FinalHead(LayerHead):
         super().__init__(in_feats, n_classes)
         self.decoder = nn.Linear(self.in_feats[-1], n_classes)
 
-    def forward_rows(self, layers, labels, index):
-        return answer(self.decoder(rows_of(layers[-1], index)), len(layers) - 1, labels, index)
+    def forward_rows(self, layers, labels):
+        last = layers[-1].stored()
+        only = torch.zeros(len(last), dtype=torch.long, device=last.source.device)
+        logits, loss = decode([last], [self.decoder], only, labels)
+        return Selection(logits, only + len(layers) - 1, loss=loss)
 
 
 class JumpingHead(LayerHead):
@@ -45,9 +48,14 @@ class JumpingHead(LayerHead):
         width = sum(self.in_feats) if mode == "cat" else self.in_feats[0]
         self.decoder = nn.Linear(width, n_classes)
 
-    def forward_rows(self, layers, labels, index):
-        merged = self.jump([rows_of(h, index) for h in layers])
-        return answer(self.decoder(merged), len(layers) - 1, labels, index)
+    def forward_rows(self, layers, labels):
+        logits = self.decoder(self.jump([layer.rows() for layer in layers]))
+        last = torch.full((len(logits),), len(layers) - 1, device=logits.device)
+        return Selection(logits, last, loss=_cross_entropy(logits, labels))
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+    return None if labels is None else F.cross_entropy(logits, labels)
 
 
 def _jumping(mode: str, in_feats: list[int]) -> JumpingKnowledge:
@@ -67,16 +75,16 @@ class AttentionHead(DecodersHead):
         super().__init__(in_feats, n_classes)
         self.jump = _jumping("lstm", self.in_feats)
 
-    def forward_rows(self, layers, labels, index):
-        stack = torch.stack([rows_of(h, index) for h in layers], 1)  # [n, L, D]
+    def forward_rows(self, layers, labels):
+        rows = [layer.rows() for layer in layers]
+        stack = torch.stack(rows, 1)  # [n, L, D]
         attention = self.jump.att(self.jump.lstm(stack)[0]).squeeze(-1)  # [n, L]
         layer = attention.argmax(1)
         soft = attention.softmax(1)
         hard = F.one_hot(layer, len(layers)) + soft - soft.detach()
-        logits = torch.einsum("nl,lnc->nc", hard, self.layer_logits(layers, index))
-        selection = answer(logits, layer, labels, index)
-        selection.score = MF.log_odds(attention.detach()).amax(-1)
-        return selection
+        logits = torch.einsum("nl,lnc->nc", hard, self.decode_all(rows))
+        score = MF.log_odds(attention.detach()).amax(-1)
+        return Selection(logits, layer, score, loss=_cross_entropy(logits, labels))
 
 
 class JumpingMetSelectHead(LayerHead):
@@ -97,9 +105,9 @@ class JumpingMetSelectHead(LayerHead):
         layers = list(layers)
         return [self.lstm(layers), self.squeeze(self.cat(layers)), self.max(layers)]
 
-    def forward_rows(self, layers, labels, index):
-        rows = [rows_of(h, index) for h in layers]
-        return replace(self.head.forward_rows(self.merged(rows), labels, None), index=index)
+    def forward_rows(self, layers, labels):
+        merged = self.merged([layer.rows() for layer in layers])
+        return self.head.forward_rows([Layer(h) for h in merged], labels)
 
     def check_calibration(self, nodes):
         self.head.check_calibration(nodes)

@@ -8,8 +8,11 @@ from dgl import DGLGraph
 from dgl.nn import GATConv, GINConv, GraphConv
 from torch import Tensor, nn
 
+from .. import functional as MF
 from ..checks import check_feat, check_finite
-from .cache import GraphCache
+from .adjacency import Adjacency
+from .cache import Cache
+from .layers import Layer
 
 
 class Backbone(nn.Module):
@@ -18,7 +21,8 @@ class Backbone(nn.Module):
     .. math:: h_0 = W_0 X + b_0, \quad h_1 = \mathrm{ReLU}(\mathrm{conv}_1(G, X)), \quad
               h_{l+1} = \mathrm{ReLU}(\mathrm{conv}_{l+1}(G, h_l))
 
-    Subclasses say what a convolution is (`make_conv`).
+    Subclasses say what a convolution is (`make_conv`), and may say how it is done on the edges
+    alone (`fused_conv`) and how its first half, which has no weights, is done (`propagate`).
 
     Parameters
     ----------
@@ -28,7 +32,14 @@ class Backbone(nn.Module):
     dropout : on the input of every layer
     self_loop : see every node as its own neighbour; the caller's graph is not touched
     allow_zero_in_degree : let nodes without in-edges pass instead of DGL's error
+    propagate_once : aggregate the features once and for all, as long as graph and features stay
+        the same: the same model up to rounding. Where the features go through dropout it is done
+        anew every time, and so it is on blocks
+    engine : ``"dgl"``: DGL's convolutions; ``"fused"``: our own of the same parameters, on a whole
+        graph; ``"auto"``: fused where it is compiled
     """
+
+    ENGINES = ("auto", "dgl", "fused")
 
     def __init__(
         self,
@@ -39,6 +50,8 @@ class Backbone(nn.Module):
         dropout: float = 0.0,
         self_loop: bool = False,
         allow_zero_in_degree: bool = False,
+        propagate_once: bool = False,
+        engine: str = "auto",
     ) -> None:
         super().__init__()
         if num_layers < 1:
@@ -46,19 +59,55 @@ class Backbone(nn.Module):
         widths = [hidden] * (num_layers + 1) if isinstance(hidden, int) else list(hidden)
         if len(widths) != num_layers + 1:
             raise ValueError(f"hidden has {len(widths)} widths for {num_layers + 1} layers")
+        if engine not in self.ENGINES:
+            raise ValueError(f"engine is {engine!r}; use one of {', '.join(self.ENGINES)}")
+        self._check_can("fused_conv", engine == "fused", "engine='fused'")
+        self._check_can("propagate", propagate_once, "propagate_once")
         self.in_feats, self.layer_feats, self.num_layers = in_feats, widths, num_layers
         self.self_loop, self.allow_zero_in_degree = self_loop, allow_zero_in_degree
+        self.propagate_once, self.engine = propagate_once, engine
         self.input = nn.Linear(in_feats, widths[0])
         sources = [in_feats, *widths[1:-1]]
         pairs = zip(sources, widths[1:], strict=True)
         self.convs = nn.ModuleList(self.make_conv(*pair) for pair in pairs)
         self.dropout = nn.Dropout(dropout)
-        self._looped = GraphCache(_add_self_loop)
-        self._finite = GraphCache(_check_finite)
+        self._looped = Cache(_add_self_loop)
+        self._finite = Cache(_check_finite)
+        self._edges = Cache(self.edges)
+        self._edges_into = Cache(self.edges)
+        self._propagated = Cache(self.propagate)
+        self._picked, self._picked_too = Cache(Tensor.__getitem__), Cache(Tensor.__getitem__)
+
+    def _check_can(self, what: str, wanted: bool, option: str) -> None:
+        if wanted and getattr(type(self), what) is getattr(Backbone, what):
+            raise ValueError(f"{option} is not for {type(self).__name__}")
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """One convolution; its output is flattened to [N, out_feats]."""
         raise NotImplementedError("a subclass says what a convolution is")
+
+    def edges(self, graph: DGLGraph, index: Tensor | None) -> Adjacency:
+        """What `fused_conv` goes along: the edges into all nodes, or into those of `index`."""
+        if not self.allow_zero_in_degree and (graph.in_degrees() == 0).any():
+            raise dgl.DGLError(
+                "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), or let them "
+                "pass (allow_zero_in_degree=True)"
+            )
+        return Adjacency.of(graph, index)
+
+    def fused_conv(
+        self, conv: nn.Module, edges: Adjacency, h: Tensor, index: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(ReLU of the convolution at the targets of `edges`, and `h` again for further use)."""
+        raise NotImplementedError("a subclass may say how")
+
+    def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
+        """The part of the first convolution that comes before its weights, [N, in_feats]."""
+        raise NotImplementedError("a subclass may say how")
+
+    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
+        """The rest of it, and the ReLU; `own` is the input of the convolution at the same rows."""
+        raise NotImplementedError("a subclass that propagates says how")
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew."""
@@ -68,6 +117,13 @@ class Backbone(nn.Module):
 
     def forward(self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor) -> list[Tensor]:
         """[h_0, ..., h_depth] on a graph, or of the seeds on one block a layer."""
+        return [layer.rows() for layer in self.stack(graph, feat)]
+
+    def stack(
+        self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor, index: Tensor | None = None
+    ) -> list[Layer]:
+        """The layers, of which only the rows `index` are to be used: the last one need not have
+        others, and the first one is not stored."""
         graphs = list(graph) if isinstance(graph, list | tuple) else [graph] * self.num_layers
         if len(graphs) != self.num_layers:
             raise ValueError(f"got {len(graphs)} blocks for {self.num_layers} layers")
@@ -75,19 +131,72 @@ class Backbone(nn.Module):
         if graphs[0].device != feat.device:
             raise ValueError(f"graph is on {graphs[0].device}, feat on {feat.device}; use .to()")
         self._finite(graphs[0], feat)
-        seeds = n_seeds(graphs)
         if self.self_loop:
             graphs = [self._looped(g) for g in graphs]
-        layers = [self.input(self.dropout(feat[:seeds]))]
+        if isinstance(graph, list | tuple):
+            return self._stack_on_blocks(graphs, feat, index)
+        return self._stack_on_graph(graphs[0], feat, index)
+
+    def _stack_on_blocks(self, blocks, feat, index) -> list[Layer]:
+        seeds = n_seeds(blocks)
+        layers = [self._first(feat[:seeds], index)]
         h = feat
-        for g, conv in zip(graphs, self.convs, strict=True):
-            h = torch.relu(conv(g, self.dropout(h)).flatten(1))
-            layers.append(h[:seeds])
+        for block, conv in zip(blocks, self.convs, strict=True):
+            h = self._dgl_conv(conv, block, h)
+            layers.append(Layer(h if len(h) == seeds else h[:seeds], index))
         return layers
+
+    def _stack_on_graph(self, graph, feat, index) -> list[Layer]:
+        layers = [self._first(feat, index)]
+        h = feat
+        for depth, conv in enumerate(self.convs):
+            rows = index if depth + 1 == self.num_layers else None
+            out, h = self._conv(depth, conv, graph, h, rows)
+            if depth > 0:
+                layers.append(Layer(h, index))
+            h = out
+        return [*layers, Layer(h, index if len(h) == len(feat) else None)]
+
+    def _first(self, feat: Tensor, index: Tensor | None) -> Layer:
+        """Layer 0, a linear map of the features."""
+        if self._drops():
+            return Layer(self.input(self.dropout(Layer(feat, index).rows())))
+        layer = Layer(feat, index, self.input)
+        if index is None or layer.worth_mapping or feat.requires_grad:
+            return layer
+        return Layer(self._picked(feat, index), None, self.input)
+
+    def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor]:
+        """(the next layer, at the rows `index` if that saves anything, and `h` for further use)."""
+        if depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad:
+            propagated = self._propagated(graph, h)
+            if index is not None:
+                propagated = self._picked_too(propagated, index)
+            return self.transform(conv, propagated, Layer(h, index)), h
+        if not self._fuses(h):
+            return self._dgl_conv(conv, graph, h), h
+        edges = (self._edges if index is None else self._edges_into)(graph, index)
+        dropped = self.dropout(h) if self._drops() else h
+        out, again = self.fused_conv(conv, edges, dropped, index)
+        return out, h if self._drops() else again
+
+    def _dgl_conv(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
+        dropped = self.dropout(h) if self._drops() else h
+        return torch.relu(conv(graph, dropped).flatten(1))
+
+    def _drops(self) -> bool:
+        return self.training and self.dropout.p > 0
+
+    def _fuses(self, h: Tensor) -> bool:
+        able = type(self).fused_conv is not Backbone.fused_conv
+        wanted = self.engine == "fused" or (self.engine == "auto" and MF.compiled(h.device))
+        return able and wanted
 
     def extra_repr(self) -> str:
         return (
-            f"in_feats={self.in_feats}, layer_feats={self.layer_feats}, self_loop={self.self_loop}"
+            f"in_feats={self.in_feats}, layer_feats={self.layer_feats}, "
+            f"self_loop={self.self_loop}, propagate_once={self.propagate_once}, "
+            f"engine={self.engine!r}"
         )
 
 
@@ -130,6 +239,26 @@ class GCN(Backbone):
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         return GraphConv(in_feats, out_feats, allow_zero_in_degree=self.allow_zero_in_degree)
+
+    def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
+        average = GraphConv(
+            self.in_feats,
+            self.in_feats,
+            weight=False,
+            bias=False,
+            allow_zero_in_degree=self.allow_zero_in_degree,
+        )
+        return average(graph, feat.detach())
+
+    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
+        return MF.linear_relu(propagated, conv.weight, conv.bias)
+
+    def fused_conv(self, conv, edges, h, index):
+        if conv.weight.shape[0] > conv.weight.shape[1]:  # fewer numbers to sum after the weights
+            out, _ = edges.neighbour_sum(h @ conv.weight, normalized=True)
+            return torch.relu(out + conv.bias), h
+        out, h = edges.neighbour_sum(h, normalized=True)
+        return self.transform(conv, out, Layer(h, index)), h
 
 
 class GAT(Backbone):
@@ -198,3 +327,23 @@ class GIN(Backbone):
             nn.Linear(in_feats, out_feats), norm, nn.ReLU(), nn.Linear(out_feats, out_feats)
         )
         return GINConv(mlp, "sum", learn_eps=self.learn_eps)
+
+    def edges(self, graph: DGLGraph, index: Tensor | None) -> Adjacency:
+        """With a loop more at every node: the part of its own features that eps does not touch."""
+        return Adjacency.of(dgl.add_self_loop(graph), index)
+
+    def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
+        return GINConv(None, "sum")(graph, feat.detach())
+
+    def transform(self, conv: nn.Module, summed: Tensor, own: Layer) -> Tensor:
+        if conv.eps.requires_grad or conv.eps.item() != 0:
+            summed = summed + conv.eps * own.rows()
+        if self.batch_norm:
+            return torch.relu(conv.apply_func(summed))
+        inner, _, _, outer = conv.apply_func
+        h = MF.linear_relu(summed, inner.weight.T, inner.bias)
+        return MF.linear_relu(h, outer.weight.T, outer.bias)
+
+    def fused_conv(self, conv, edges, h, index):
+        summed, h = edges.neighbour_sum(h)
+        return self.transform(conv, summed, Layer(h, index)), h

@@ -1,30 +1,48 @@
-"""One derived value per graph, made anew when the graph changes and never saved with a module."""
+"""One derived value, made anew when what it was made of changes, and never saved with a module."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from dgl import DGLGraph
+from torch import Tensor
 
-class GraphCache:
-    """Remembers `make(graph, *more)` for the last graph, whose structure DGL replaces when it
-    is edited, and for the same further tensors at the same version."""
+
+class Cache:
+    """Remembers `make(*of)` for the last arguments.
+
+    A graph is the same while DGL has not replaced its structure, which it does when the graph is
+    edited; a tensor is the same while its version is; other values are compared.
+    """
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
-        self._key: tuple = ()
-        self._versions: list = []
+        self._parts: list = []
         self._value = None
 
-    def __call__(self, graph, *more):
-        key = (graph._graph, *more)
-        tracked = not any(tensor.is_inference() for tensor in more)  # has it a version at all?
-        versions = [tensor._version for tensor in more] if tracked else []
-        same = len(key) == len(self._key) and all(
-            old is new for old, new in zip(self._key, key, strict=True)
-        )
-        if not (same and tracked and versions == self._versions):
-            self._value = self.make(graph, *more)
-            self._key, self._versions = key, versions
+    def __call__(self, *of):
+        parts = [_Part(value) for value in of]
+        if parts != self._parts or not all(part.tracked for part in parts):
+            with torch.inference_mode(False), torch.no_grad():  # a later call may need gradients
+                self._value = self.make(*of)
+            self._parts = parts
         return self._value
 
     def __getstate__(self) -> dict:
-        return {"make": self.make, "_key": (), "_versions": [], "_value": None}
+        return {"make": self.make, "_parts": [], "_value": None}
+
+
+class _Part:
+    """What identifies one argument; it is kept alive, so that no other takes its place."""
+
+    def __init__(self, value) -> None:
+        self.value = value._graph if isinstance(value, DGLGraph) else value
+        self.by_identity = isinstance(value, DGLGraph | Tensor)
+        # a tensor of inference mode has no version, so that nobody knows whether it changed
+        self.tracked = not (isinstance(value, Tensor) and value.is_inference())
+        self.version = value._version if isinstance(value, Tensor) and self.tracked else None
+
+    def __eq__(self, other: "_Part") -> bool:
+        if self.by_identity or other.by_identity:
+            return self.value is other.value and self.version == other.version
+        return self.value == other.value

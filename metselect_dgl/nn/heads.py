@@ -1,29 +1,38 @@
 """What every head shares: a list of layers comes in, a Selection goes out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional as MF
 from ..checks import check_index, check_layers, labelled
+from .cache import Cache
+from .layers import Layer
 
 
 @dataclass
 class Selection:
     """What a head says of the nodes it was asked about (`index`, all of them if None).
 
-    `logits` [n, C]; `layer` [n], the chosen layer; `score` [n], what it was chosen by (how sure
-    it is, as log-odds, under the default rule); `loss`, when labels were given.
+    `logits` [n, C]; `layer` [n], the chosen layer; `chosen_by` [n], the score of that choice where
+    there was one; `loss`, when labels were given.
     """
 
     logits: Tensor
     layer: Tensor
-    score: Tensor
+    chosen_by: Tensor | None = None
     index: Tensor | None = None
     loss: Tensor | None = None
+
+    @property
+    def score(self) -> Tensor:
+        """What the layer was chosen by (how sure it is, as log-odds, under the default rule), or
+        how sure the answer is, [n]."""
+        if self.chosen_by is not None:
+            return self.chosen_by
+        return MF.log_odds(self.logits.detach()).amax(-1)
 
 
 class LayerHead(nn.Module):
@@ -39,6 +48,7 @@ class LayerHead(nn.Module):
             raise ValueError(f"n_classes is {n_classes}; there is at least one class")
         self.in_feats, self.n_classes = list(in_feats), n_classes
         self.n_choices = len(self.in_feats)
+        self._labelled = Cache(labelled)
 
     def forward(
         self,
@@ -47,26 +57,26 @@ class LayerHead(nn.Module):
         labels: Tensor | None = None,
         index: Tensor | None = None,
     ) -> Selection:
-        return self.forward_rows(*self.check(layers, labels, index))
+        layers, labels, index = self.check(layers, labels, index)
+        return replace(self.forward_rows(layers, labels), index=index)
 
-    def check(self, layers, labels, index) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
-        """(layers, labels, index) that are sound; the labels are those of the rows `index`."""
+    def check(self, layers, labels, index) -> tuple[list[Layer], Tensor | None, Tensor | None]:
+        """(layers, labels, index) that are sound; layers and labels are those of `index`."""
         layers = check_layers(layers, self.in_feats, next(self.parameters()))
-        return layers, *self.check_targets(labels, index, len(layers[0]))
+        labels, index = self.check_targets(labels, index, len(layers[0]))
+        return [Layer(h, index) for h in layers], labels, index
 
     def check_targets(self, labels, index, rows: int) -> tuple[Tensor | None, Tensor | None]:
         """(labels, index) that are sound: of the labelled nodes, if there are labels."""
         device = next(self.parameters()).device
         if labels is not None:
-            return labelled(labels, index, self.n_classes, rows, device)
+            return self._labelled(labels, index, self.n_classes, rows, device)
         return None, None if index is None else check_index(index, rows, device)
 
     def check_calibration(self, nodes: int) -> None:
         """Refuse a number of validation nodes that `calibrate` could not use."""
 
-    def forward_rows(
-        self, layers: list[Tensor], labels: Tensor | None, index: Tensor | None
-    ) -> Selection:
+    def forward_rows(self, layers: list[Layer], labels: Tensor | None) -> Selection:
         """`forward` after `check`."""
         raise NotImplementedError("a subclass says how it chooses and decodes")
 
@@ -93,19 +103,6 @@ class LayerHead(nn.Module):
         return f"{self.in_feats}, n_classes={self.n_classes}"
 
 
-def rows_of(h: Tensor, index: Tensor | None) -> Tensor:
-    """The rows `index`, all of them without it."""
-    return h if index is None else h[index]
-
-
-def answer(logits: Tensor, layer: int | Tensor, labels: Tensor | None, index: Tensor | None):
-    """The Selection of a head whose only output is logits."""
-    layer = torch.as_tensor(layer, device=logits.device).expand(len(logits))
-    score = MF.log_odds(logits.detach()).amax(-1)
-    loss = None if labels is None else F.cross_entropy(logits, labels)
-    return Selection(logits, layer, score, index, loss)
-
-
 class DecodersHead(LayerHead):
     """One linear decoder per layer, applied to the layer that was chosen for the node."""
 
@@ -113,24 +110,51 @@ class DecodersHead(LayerHead):
         super().__init__(in_feats, n_classes)
         self.decoders = nn.ModuleList(nn.Linear(width, n_classes) for width in self.in_feats)
 
-    @property
-    def weights(self) -> list[Tensor]:
-        return [decoder.weight for decoder in self.decoders]
-
-    @property
-    def biases(self) -> list[Tensor]:
-        return [decoder.bias for decoder in self.decoders]
-
     def layer_logits(self, layers, index=None):
-        pairs = zip(self.decoders, layers, strict=True)
-        return torch.stack([decoder(rows_of(h, index)) for decoder, h in pairs])
+        rows = [Layer(h, index).rows() for h in layers]
+        return self.decode_all(rows)
 
-    def decode(self, layers, layer, labels, index, deep_supervision=0.0):
+    def decode_all(self, rows: Sequence[Tensor]) -> Tensor:
+        """[L, n, C]"""
+        pairs = zip(self.decoders, rows, strict=True)
+        return torch.stack([decoder(h) for decoder, h in pairs])
+
+    def decode(
+        self,
+        layers: list[Layer],
+        layer: Tensor,
+        labels: Tensor | None,
+        deep_supervision: float = 0.0,
+    ) -> tuple[Tensor, Tensor | None]:
         """(logits, loss) from the chosen layers; no loss without labels."""
-        decoders = layers, self.weights, self.biases, layer
-        if labels is None:
-            return MF.selected_logits(*decoders, index=index), None
-        loss, logits = MF.selected_cross_entropy(
-            *decoders, labels, index=index, deep_supervision=deep_supervision
-        )
-        return logits, loss
+        return decode(layers, self.decoders, layer, labels, deep_supervision)
+
+
+def decode(
+    layers: list[Layer],
+    decoders: Sequence[nn.Linear],
+    layer: Tensor,
+    labels: Tensor | None,
+    deep_supervision: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    """(logits, loss) of every row by the decoder of its layer; no loss without labels."""
+    pairs = zip(layers, decoders, strict=True)
+    weights, biases = zip(*(_decoder_of(each, decoder) for each, decoder in pairs), strict=True)
+    sources, index = [each.source for each in layers], [each.index for each in layers]
+    given = sources, weights, biases, layer
+    if labels is None:
+        return MF.selected_logits(*given, index=index), None
+    loss, logits = MF.selected_cross_entropy(
+        *given, labels, index=index, deep_supervision=deep_supervision
+    )
+    return logits, loss
+
+
+def _decoder_of(layer: Layer, decoder: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weight and bias on what the layer stores."""
+    if layer.linear is None:
+        return decoder.weight, decoder.bias
+    return (
+        decoder.weight @ layer.linear.weight,
+        decoder.weight @ layer.linear.bias + decoder.bias,
+    )

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from .backbones import n_seeds
+from ..checks import check_finite, check_layers
+from .backbones import Backbone, n_seeds
 from .heads import Selection
+from .layers import Layer
 from .selectors import MetSelectHead
 
 
@@ -42,13 +45,24 @@ class LayerSelect(nn.Module):
         index: Tensor | None = None,
     ) -> Selection:
         """Classify the nodes `index` (all without it) of a graph, or the seeds of blocks."""
-        self.head.check_targets(labels, index, n_seeds(graph))
-        layers = self.backbone(graph, feat)  # L tensors [N, D_l]
-        return self.choose(layers, graph, feat, labels, index)
+        labels, index = self.head.check_targets(labels, index, n_seeds(graph))
+        layers = self.layers(graph, feat, index)  # L of them, the n rows of each that are asked for
+        said = self.choose(layers, graph, feat, labels, index)
+        if said.loss is not None and not torch.isfinite(said.loss):
+            check_finite([layer.rows() for layer in layers])
+        return said
+
+    def layers(self, graph, feat, index=None) -> list[Layer]:
+        """The rows `index` of every layer."""
+        if isinstance(self.backbone, Backbone):
+            return self.backbone.stack(graph, feat, index)
+        head = self.head
+        layers = check_layers(self.backbone(graph, feat), head.in_feats, next(head.parameters()))
+        return [Layer(h, index) for h in layers]
 
     def choose(self, layers, graph, feat, labels=None, index=None) -> Selection:
         """The head's answer to the layers of this graph."""
-        return self.head(layers, labels=labels, index=index)
+        return replace(self.head.forward_rows(layers, labels), index=index)
 
     @torch.no_grad()
     def calibrate(self, graph, feat, labels, train_index, val_index=None) -> Selection | None:
@@ -65,7 +79,9 @@ class LayerSelect(nn.Module):
             if val_index is None:
                 return None
             said = self.head.calibrate(layers, labels, val_index)
-            return said or self.choose(layers, graph, feat, index=val_index)
+            _, index = self.head.check_targets(None, val_index, n_seeds(graph))
+            rows = [Layer(h, index) for h in layers]
+            return said or self.choose(rows, graph, feat, index=index)
 
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and forget what was estimated."""

@@ -1,5 +1,6 @@
 """NDLSelect: as many layers as NDLS needs hops to bring a node's features near their limit."""
 
+from dataclasses import replace
 from functools import partial
 
 import dgl
@@ -8,9 +9,9 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from .. import functional as MF
-from .cache import GraphCache
-from .heads import DecodersHead, Selection, rows_of
+from .cache import Cache
+from .heads import DecodersHead, Selection
+from .layers import Layer
 from .model import LayerSelect
 
 
@@ -41,9 +42,11 @@ class GivenHead(DecodersHead):
 
     def forward(self, layers, layer: Tensor, *, labels=None, index=None) -> Selection:
         layers, labels, index = self.check(layers, labels, index)
-        layer = rows_of(layer, index)
-        logits, loss = self.decode(layers, layer, labels, index)
-        return Selection(logits, layer, MF.log_odds(logits.detach()).amax(-1), index, loss)
+        return replace(self.forward_rows(layers, labels, Layer(layer, index).rows()), index=index)
+
+    def forward_rows(self, layers, labels, layer: Tensor) -> Selection:
+        logits, loss = self.decode(layers, layer, labels)
+        return Selection(logits, layer, loss=loss)
 
 
 class NDLSelect(LayerSelect):
@@ -67,7 +70,7 @@ class NDLSelect(LayerSelect):
         super().__init__(backbone, n_classes)
         depth = len(backbone.layer_feats) - 1
         self.eps = eps
-        self._hops = GraphCache(partial(local_hops, eps=eps, depth=depth))
+        self._hops = Cache(partial(local_hops, eps=eps, depth=depth))
         self.register_buffer("hops", None, persistent=False)
 
     def precompute(self, graph: DGLGraph, feat: Tensor) -> None:
@@ -75,7 +78,8 @@ class NDLSelect(LayerSelect):
         self.hops = local_hops(graph, feat, **self._hops.make.keywords)
 
     def choose(self, layers, graph, feat, labels=None, index=None) -> Selection:
-        return self.head(layers, self._layer(graph, feat), labels=labels, index=index)
+        layer = Layer(self._layer(graph, feat), index).rows()
+        return replace(self.head.forward_rows(layers, labels, layer), index=index)
 
     def _layer(self, graph, feat) -> Tensor:
         if not isinstance(graph, list | tuple):

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
+from ..checks import check_finite
+from .cache import Cache
+from .layers import Layer
 
 
 class Prototypes(nn.Module):
@@ -40,6 +43,7 @@ class Prototypes(nn.Module):
             self.register_buffer(f"mean_{depth}", torch.zeros(n_classes, width))
             self.register_buffer(f"factor_{depth}", torch.zeros(width, width))
         self._warned = False
+        self._of_source = Cache(_source_moments)
 
     def reset_parameters(self) -> None:
         """Forget the moments."""
@@ -65,32 +69,53 @@ class Prototypes(nn.Module):
         return torch.stack([factor.any() for factor in self.factors])
 
     @torch.no_grad()
-    def update(self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None) -> None:
-        """Set the prototypes from the nodes `index`, whose classes are `labels`."""
-        moments = MF.moments(layers, labels, self.n_classes, index=index)
+    def update(self, layers: Sequence[Tensor | Layer], labels: Tensor) -> None:
+        """Set the prototypes from the given rows of every layer, whose classes are `labels`."""
+        layers = [h if isinstance(h, Layer) else Layer(h) for h in layers]
+        moments = self._moments(layers, labels)
+        if not all(torch.isfinite(gram.diagonal().sum()) for gram in moments.grams):
+            check_finite([layer.rows() for layer in layers])
         means = moments.means()
         fourth = None
         if self.shrinkage == "ledoit_wolf":
-            fourth = MF.fourth_moments(layers, labels, means, index)
+            fourth = MF.fourth_moments([layer.rows() for layer in layers], labels, means)
         factors = MF.whitening(moments, self.shrinkage, fourth=fourth)
         self.count.copy_(moments.count)
         for old, new in zip(self.means + self.factors, means + factors, strict=True):
             old.copy_(new)
         self._warn_missing()
 
-    def metric(self) -> dict:
+    def _moments(self, layers: list[Layer], labels: Tensor) -> MF.Moments:
+        """Of a layer that is a linear map of constants, by mapping the moments of those."""
+        plain = [layer for layer in layers if layer.linear is None]
+        index = [layer.index for layer in plain]
+        moments = MF.moments([h.source for h in plain], labels, self.n_classes, index=index)
+        for depth, layer in enumerate(layers):
+            if layer.linear is not None:
+                source = self._of_source(layer.source, layer.index, labels, self.n_classes)
+                image = source.mapped(layer.linear.weight, layer.linear.bias)
+                moments = moments.with_layer(depth, image)
+        return moments
+
+    def metric(self, layers: Sequence[Layer] = (), labels: Tensor | None = None) -> dict:
         """What the functions of :mod:`metselect_dgl.functional` want to know; copies, so that an
-        update does not disturb a backward pass that is still to come."""
+        update does not disturb a backward pass that is still to come.
+
+        With the `layers` and `labels` of the last update, on the sources of those that are mapped:
+        || R (W x - W mu) || = || (R W) (x - mu) ||.
+        """
         if not self.valid.any():
             raise RuntimeError(
                 "there are no class moments yet; train with model(graph, feat, labels=..., "
                 "index=...), call model.calibrate(...), or load a state_dict first"
             )
-        return {
-            "means": [mean.clone() for mean in self.means],
-            "factors": [factor.clone() for factor in self.factors],
-            "valid": self.valid,
-        }
+        means, factors = ([each.clone() for each in all_] for all_ in (self.means, self.factors))
+        for depth, layer in enumerate(layers):
+            if layer.linear is not None:
+                source = self._of_source(layer.source, layer.index, labels, self.n_classes)
+                means[depth] = source.means()[0].to(means[depth])
+                factors[depth] = factors[depth] @ layer.linear.weight.detach()
+        return {"means": means, "factors": factors, "valid": self.valid}
 
     def _warn_missing(self) -> None:
         missing = (~self.valid).nonzero().flatten().tolist()
@@ -105,3 +130,7 @@ class Prototypes(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_feats}, n_classes={self.n_classes}, shrinkage={self.shrinkage!r}"
+
+
+def _source_moments(source: Tensor, index: Tensor | None, labels: Tensor, n_classes: int):
+    return MF.moments([source], labels, n_classes, index=index)

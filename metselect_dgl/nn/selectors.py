@@ -1,6 +1,7 @@
 """The MetSelect head: equations 4 to 7 of the paper over a list of layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from .. import functional as MF
 from .calibration import FOLDS, cross_fit_gate, fit_gate, fit_temperature, gate_features, gate_score
 from .heads import DecodersHead, Selection
+from .layers import Layer
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
 
@@ -109,48 +111,54 @@ class MetSelectHead(DecodersHead):
         self.decoder_temperature.fill_(1)
         self.gate.zero_()
 
-    def project(self, layers: Sequence[Tensor]) -> list[Tensor]:
+    def project(self, layers: Sequence[Layer]) -> list[Layer]:
         """The space in which distances are measured."""
         if self.projections is None:
             return list(layers)
-        return [line(h) for line, h in zip(self.projections, layers, strict=True)]
+        pairs = zip(self.projections, layers, strict=True)
+        return [Layer(line(layer.rows())) for line, layer in pairs]
 
-    def forward_rows(self, layers, labels, index):
-        metric = self.project(layers)
+    def forward_rows(self, layers, labels):
         guided = labels if self.training else None
+        mapped = guided is not None and self.loss == "ce" and self.projections is None
+        layers = [h if mapped and h.worth_mapping else h.stored() for h in layers]
+        metric = self.project(layers)
         if guided is not None:
-            self.prototypes.update(metric, labels, index)
-        layer, score = self.choose(layers, metric, guided, index)
-        return self._decode(layers, metric, layer, score, labels, index)
+            self.prototypes.update(metric, labels)
+        layer, score = self.choose(layers, metric, guided)
+        return self._decode(layers, metric, layer, score, labels)
 
-    def _decode(self, layers, metric, layer, score, labels, index) -> Selection:
+    def _decode(self, layers, metric, layer, score, labels) -> Selection:
         """The Selection of a choice; a class without training node is never predicted."""
         if self.loss == "ce":
             deep = self.deep_supervision if self.training else 0.0
-            logits, loss = self.decode(layers, layer, labels, index, deep)
+            logits, loss = self.decode(layers, layer, labels, deep)
         else:
-            logits, loss = self._metric_decode(metric, layer, labels, index)
-        logits = logits.masked_fill(~self.prototypes.valid, -torch.inf)
-        return Selection(logits, layer, score, index, loss)
+            logits, loss = self._metric_decode(metric, layer, labels)
+        return Selection(self._predictable(logits), layer, score, loss=loss)
 
-    def choose(self, layers, metric, labels, index) -> tuple[Tensor, Tensor]:
+    def _predictable(self, logits: Tensor) -> Tensor:
+        """-inf for a class that has no training node."""
+        valid = self.prototypes.valid
+        return logits if valid.all() else logits.masked_fill(~valid, -torch.inf)
+
+    def choose(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
         """(layer, score) of every row."""
         if labels is None and self.gate.any():
-            score, layer = self._gate_scores(layers, metric, index).max(0)
+            score, layer = self._gate_scores(layers, metric).max(0)
             return layer, score
         layer, _, score = MF.select_layer(
-            metric,
-            **self.prototypes.metric(),
+            **_rows(metric),
+            **self.prototypes.metric(metric, labels),
             temperature=self.temperature,
-            index=index,
             labels=labels,
             rule=self.rule,
         )
         return layer, score
 
-    def _metric_decode(self, metric, layer, labels, index):
+    def _metric_decode(self, metric, layer, labels):
         """Logits -d/2T of the selected layer, and the loss of the metric."""
-        dist2 = MF.class_distances(metric, **self.prototypes.metric(), index=index)  # [L, n, C]
+        dist2 = MF.class_distances(**_rows(metric), **self.prototypes.metric())  # [L, n, C]
         temperature = self.temperature.clone()
         scaled = -dist2 / (2 * temperature[:, None, None])
         logits = scaled[layer, torch.arange(len(layer), device=layer.device)]
@@ -169,8 +177,8 @@ class MetSelectHead(DecodersHead):
     @torch.no_grad()
     def fit(self, layers, labels, index=None):
         """Estimate the prototypes from the training nodes `index` of `labels` [N]."""
-        layers, labels, index = self.check(layers, labels, index)
-        self.prototypes.update(self.project(layers), labels, index)
+        layers, labels, _ = self.check(layers, labels, index)
+        self.prototypes.update(self.project(layers), labels)
 
     @torch.no_grad()
     def calibrate(self, layers, labels, index=None):
@@ -184,13 +192,13 @@ class MetSelectHead(DecodersHead):
         metric = self.project(layers)
         self.gate.zero_()
         if self.select != "plain":
-            logits = MF.metric_logits(metric, **self.prototypes.metric(), index=index)
+            logits = MF.metric_logits(**_rows(metric), **self.prototypes.metric())
             self.temperature.copy_(fit_temperature(logits, labels))
-        layer, score = self.choose(layers, metric, None, index)
+        layer, score = self.choose(layers, metric, None)
         wanted = self.select in ("gate", "auto") and len(labels) >= 2 * FOLDS
         if wanted and self.loss == "ce" and self.rule == "confidence":
-            layer, score = self._fit_gate(layers, metric, labels, index, layer, score)
-        return self._decode(layers, metric, layer, score, None, index)
+            layer, score = self._fit_gate(layers, metric, labels, layer, score)
+        return replace(self._decode(layers, metric, layer, score, None), index=index)
 
     def check_calibration(self, nodes: int) -> None:
         if self.select == "gate" and nodes < 2 * FOLDS:
@@ -199,11 +207,11 @@ class MetSelectHead(DecodersHead):
                 "use select='temperature'"
             )
 
-    def _fit_gate(self, layers, metric, labels, index, layer, score) -> tuple[Tensor, Tensor]:
+    def _fit_gate(self, layers, metric, labels, layer, score) -> tuple[Tensor, Tensor]:
         """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""
-        decoded = self.layer_logits(layers, index)
+        decoded = self._all_logits(layers)
         self.decoder_temperature.copy_(fit_temperature(decoded, labels))
-        features = self._gate_features(layers, metric, index)
+        features = self._gate_features(layers, metric)
         right = decoded.argmax(-1) == labels  # [L, n]
         held_out = self._alive_only(cross_fit_gate(features, right))
         gated = held_out.argmax(0)
@@ -213,44 +221,46 @@ class MetSelectHead(DecodersHead):
         self.gate.copy_(fit_gate(features, right))
         return gated, held_out.amax(0)
 
-    def _gate_features(self, layers, metric, index) -> Tensor:
-        decoded = self.layer_logits(layers, index)
+    def _gate_features(self, layers, metric) -> Tensor:
+        decoded = self._all_logits(layers)
         measured = MF.metric_logits(
-            metric, **self.prototypes.metric(), temperature=self.temperature, index=index
+            **_rows(metric), **self.prototypes.metric(), temperature=self.temperature
         )
         warm = decoded / self.decoder_temperature[:, None, None]
         return gate_features(measured, warm, decoded.argmax(-1))
 
-    def _gate_scores(self, layers, metric, index) -> Tensor:
-        features = self._gate_features(layers, metric, index)
-        return self._alive_only(gate_score(features, self.gate))
+    def _gate_scores(self, layers, metric) -> Tensor:
+        return self._alive_only(gate_score(self._gate_features(layers, metric), self.gate))
 
     def _alive_only(self, score: Tensor) -> Tensor:
         """A collapsed layer is never selected."""
         return score.masked_fill(~self.prototypes.alive.unsqueeze(1), -torch.inf)
 
     def layer_logits(self, layers, index=None):
+        return self._all_logits([Layer(h, index) for h in layers])
+
+    def _all_logits(self, layers: list[Layer]) -> Tensor:
         if self.loss != "ce":  # the metric decodes; the linear decoders are not trained
             known = self.prototypes.metric() | {"temperature": self.temperature}
-            return MF.metric_logits(self.project(layers), **known, index=index)
-        logits = super().layer_logits(layers, index)
-        return logits.masked_fill(~self.prototypes.valid, -torch.inf)
+            return MF.metric_logits(**_rows(self.project(layers)), **known)
+        return self._predictable(self.decode_all([layer.rows() for layer in layers]))
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
         """What every layer thinks of one node: dist2 and posterior [L, C], and, [L] each, the
         temperature, the log-odds of its best class, the score it is chosen by (`gated`: the
         gate's), and its decoder's answer."""
-        layers, _, index = self.check(layers, None, index)
+        layers, _, _ = self.check(layers, None, index)
         metric, known = self.project(layers), self.prototypes.metric()
-        dist2 = MF.class_distances(metric, **known, index=index)[:, 0]
-        logits = MF.metric_logits(metric, **known, temperature=self.temperature, index=index)[:, 0]
+        rows = _rows(metric)
+        dist2 = MF.class_distances(**rows, **known)[:, 0]
+        logits = MF.metric_logits(**rows, **known, temperature=self.temperature)[:, 0]
         log_odds = MF.log_odds(logits).amax(-1)
         score = {"confidence": log_odds, "distance": -dist2.amin(-1), "opposite": -log_odds}[
             self.rule
         ]
         if self.gate.any():
-            score = self._gate_scores(layers, metric, index)[:, 0]
+            score = self._gate_scores(layers, metric)[:, 0]
         return {
             "dist2": dist2,
             "posterior": logits.softmax(-1),
@@ -258,7 +268,7 @@ class MetSelectHead(DecodersHead):
             "log_odds": log_odds,
             "score": self._alive_only(score.unsqueeze(1))[:, 0],
             "gated": self.gate.any(),
-            "decoder": self.layer_logits(layers, index)[:, 0].argmax(-1),
+            "decoder": self._all_logits(layers)[:, 0].argmax(-1),
         }
 
     def extra_repr(self) -> str:
@@ -266,6 +276,11 @@ class MetSelectHead(DecodersHead):
             f"{super().extra_repr()}, rule={self.rule!r}, loss={self.loss!r}, "
             f"select={self.select!r}, deep_supervision={self.deep_supervision}"
         )
+
+
+def _rows(layers: Sequence[Layer]) -> dict:
+    """As the functions of :mod:`metselect_dgl.functional` take them."""
+    return {"layers": [h.source for h in layers], "index": [h.index for h in layers]}
 
 
 def _hits(right: Tensor, layer: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""The edges of a graph as the sparse ops take them."""
+
+from typing import NamedTuple
+
+import torch
+from dgl import DGLGraph
+from torch import Tensor
+
+from .. import functional as MF
+
+
+class Adjacency(NamedTuple):
+    """Edges by target, the same edges by source, and the numbers of edges at either end.
+
+    The in-edges of target i come from `indices[indptr[i] : indptr[i + 1]]`; `back_*` say where the
+    out-edges of a source go, and `back_edges` which entries of `indices` they are.
+    """
+
+    indptr: Tensor  # int64 [M + 1]
+    indices: Tensor  # int32 [E]
+    back_indptr: Tensor  # int64 [N + 1]
+    back_indices: Tensor  # int32 [E]
+    back_edges: Tensor  # int32 [E]
+    in_degrees: Tensor  # of the targets, [M]
+    out_degrees: Tensor  # of the sources in the whole graph, [N]
+
+    @classmethod
+    def of(cls, graph: DGLGraph, index: Tensor | None = None) -> "Adjacency":
+        """The edges into all nodes, or into the nodes `index`, in that order."""
+        indptr, indices, _ = (part.long() for part in graph.adj_tensors("csc"))
+        degrees = indptr.diff()
+        out_degrees = graph.out_degrees().long()
+        if index is not None:
+            first, degrees = indptr[index], degrees[index]
+            indptr = _pointers(degrees)
+            within = torch.arange(indptr[-1], device=indptr.device)
+            indices = indices[within + torch.repeat_interleave(first - indptr[:-1], degrees)]
+        order = indices.argsort(stable=True)
+        back_indptr = _pointers(torch.bincount(indices, minlength=len(out_degrees)))
+        back_indices = torch.repeat_interleave(degrees)[order]
+        small = (part.int() for part in (back_indices, order))
+        return cls(indptr, indices.int(), back_indptr, *small, degrees, out_degrees)
+
+    def neighbour_sum(self, feat: Tensor, *, normalized: bool = False) -> tuple[Tensor, Tensor]:
+        """(A h, h), or D^{-1/2} A D^{-1/2} h; see :func:`metselect_dgl.functional.neighbour_sum`.
+
+        A node without edges counts as if it had one.
+        """
+        scales = {}
+        if normalized:
+            ends = ("source_scale", self.out_degrees), ("target_scale", self.in_degrees)
+            scales = {name: d.clamp(min=1).to(feat.dtype).rsqrt() for name, d in ends}
+        return MF.neighbour_sum(*self[:4], feat, **scales)
+
+
+def _pointers(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
