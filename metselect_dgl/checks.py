@@ -23,9 +23,9 @@ def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "f
         raise ValueError(f"{what} has {feat.shape[0]} rows for {rows} nodes")
 
 
-def check_finite(layers: Sequence[Tensor]) -> None:
-    """A NaN or an infinity is named by its layer and first node."""
-    for depth, h in enumerate(layers):
+def check_finite(layers: Sequence[Tensor], first: int = 0) -> None:
+    """A NaN or an infinity is named by its layer, counted from `first`, and its first node."""
+    for depth, h in enumerate(layers, first):
         if torch.isfinite(h.detach().sum()):
             continue
         bad = (~torch.isfinite(h.detach()).all(1)).nonzero()  # the sum alone may overflow

@@ -16,6 +16,7 @@ from .files import write_atomic
 def main(argv: list[str] | None = None) -> int:
     """Entry of the console script; expected errors are one line on stderr and status 1."""
     args = _parser().parse_args(argv)
+    os.environ["METSELECT_KEEP_MEMORY"] = str(int(args.keep_memory))  # also for its processes
     try:
         return args.run(args) or 0
     except KeyboardInterrupt:
@@ -40,6 +41,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="metselect", description="Choose for every node the GNN layer most sure of its class."
     )
     parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--keep-memory",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep freed memory for the next epoch, which is faster (default: yes)",
+    )
     words = parser.add_subparsers(required=True, metavar="WORD")
     _add_train(words)
     _add_compare(words)

@@ -25,8 +25,8 @@ class Part(NamedTuple):
 _METRIC = ("rule", "loss", "select", "shrinkage", "deep_supervision", "metric_dim")
 BACKBONES = {
     "gat": Part("GAT", ("heads", "allow_zero_in_degree")),
-    "gcn": Part("GCN", ("allow_zero_in_degree",)),
-    "gin": Part("GIN", ("learn_eps", "batch_norm")),
+    "gcn": Part("GCN", ("allow_zero_in_degree", "propagate_once")),
+    "gin": Part("GIN", ("learn_eps", "batch_norm", "propagate_once")),
 }
 SELECTORS = {
     "attn": Part("AttnSelect"),
@@ -60,6 +60,8 @@ class Config:
     dropout: float = _option(0.0, "on the input of every layer")
     self_loop: bool = _option(False, "see every node as its own neighbour")
     allow_zero_in_degree: bool = _option(True, "let nodes without in-edges pass")
+    propagate_once: bool = _option(True, "GCN, GIN: aggregate the features only once")
+    engine: str = _option("auto", "of the convolutions: fused, dgl, or fused where compiled: auto")
     heads: int | None = _option(None, "GAT: attention heads")
     learn_eps: bool | None = _option(None, "GIN: train its eps")
     batch_norm: bool | None = _option(None, "GIN: BatchNorm in its MLP")
@@ -93,7 +95,7 @@ class Config:
     def build(self, in_feats: int, n_classes: int):
         """The model: this backbone under this selector."""
         backbone, selector = BACKBONES[self.backbone], SELECTORS[self.selector]
-        common = ("num_layers", "dropout", "self_loop")
+        common = ("num_layers", "dropout", "self_loop", "engine")
         layers = backbone.make(in_feats, self.hidden, **self._given(*common, *backbone.fields))
         return selector.make(layers, n_classes, **self._given(*selector.fields))
 

@@ -6,14 +6,14 @@ N nodes, L layers (layer 0 is the feature layer), C classes, D features of a lay
 vector (or None) for each layer, where layers do not hold the same nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from . import ops
-from .checks import check_labels
+from .checks import check_finite, check_labels
 from .reference import TILE, log_odds
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "metric_logits",
     "moments",
     "neighbour_sum",
+    "select_and_decode",
     "select_layer",
     "selected_cross_entropy",
     "selected_logits",
@@ -353,6 +354,45 @@ def selected_logits(
     """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
     decoders = list(layers), list(weights), list(biases), layer
     return _ops.selected_logits(*decoders, _indices(index, layers))
+
+
+@torch.no_grad()
+def select_and_decode(
+    layers: Iterable[Tensor],
+    means: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    *,
+    valid: Tensor | None = None,
+    temperature: Tensor | None = None,
+    rule: str = "confidence",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logits, layer, score) of all nodes, from layers that come one at a time.
+
+    What :func:`select_layer` and :func:`selected_logits` give together, but a layer is not looked
+    at again once the next one is asked for, so that it can be freed: beyond the layer at hand the
+    memory is that of the result, N x C.
+    """
+    depth, logits = 0, None
+    for h in layers:
+        check_finite([h], first=depth)
+        t = None if temperature is None else temperature[depth : depth + 1]
+        mean, factor, weight, bias = ([each[depth]] for each in (means, factors, weights, biases))
+        _, _, found = select_layer([h], mean, factor, valid=valid, temperature=t, rule=rule)
+        rank = -found if rule == "opposite" else found
+        rank = rank if factor[0].any() else torch.full_like(rank, -torch.inf)
+        if logits is None:
+            layer = torch.zeros(len(h), dtype=torch.long, device=h.device)
+            logits = selected_logits([h], weight, bias, layer)
+            best, score = rank.clone(), found
+        rows = (rank > best).nonzero().squeeze(1)
+        own = selected_logits([h], weight, bias, torch.zeros_like(rows), index=rows)
+        logits.index_copy_(0, rows, own)
+        layer[rows], best[rows], score[rows] = depth, rank[rows], found[rows]
+        depth += 1  # noqa: SIM113  enumerate would hold on to the layer
+        del h  # before the next one is made
+    return logits, layer, score
 
 
 def selected_cross_entropy(

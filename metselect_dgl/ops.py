@@ -64,6 +64,12 @@ NATIVE = _load_native(os.environ.get("METSELECT_BACKEND", "auto"))
 OPS = tuple(schema.partition("(")[0] for schema in _SCHEMAS)
 
 
+def keep_freed_memory(keep: bool = True) -> bool:
+    """Let the process keep the memory of freed tensors for the next ones, which saves their page
+    faults; returns whether that is possible here."""
+    return NATIVE and import_module("metselect_dgl._C").keep_freed_memory(keep)
+
+
 def compiled(name: str, device: torch.device) -> bool:
     """Whether an engine of its own, not the reference, serves this op there."""
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type, "Undefined")

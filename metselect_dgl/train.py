@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from . import checkpoint
+from . import checkpoint, ops
 from .config import Config
 from .data import NodeDataset, Split, load_dataset
 from .evaluate import accuracy, layer_report, scores
@@ -70,7 +71,13 @@ def train(
     progress: bool = True,
     checkpoint_every: int = 20,
 ) -> Run:
-    """Train one model; with `out`, leave checkpoints and results there and resume from them."""
+    """Train one model; with `out`, leave checkpoints and results there and resume from them.
+
+    With METSELECT_KEEP_MEMORY=1 in the environment, as the command line sets it, the process keeps
+    freed memory for the next epoch.
+    """
+    if os.environ.get("METSELECT_KEEP_MEMORY") == "1":
+        ops.keep_freed_memory()
     loop = _Loop(config, prepare(config, data), out)
     loop.resume()
     bar = tqdm(

@@ -39,6 +39,7 @@ PUBLIC = {
         "metric_logits",
         "moments",
         "neighbour_sum",
+        "select_and_decode",
         "select_layer",
         "selected_cross_entropy",
         "selected_logits",

@@ -1,6 +1,6 @@
 """Backbones of DGL's GraphConv, GATConv and GINConv that emit every layer (Eq. 1 of the paper)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import dgl
 import torch
@@ -40,6 +40,7 @@ class Backbone(nn.Module):
     """
 
     ENGINES = ("auto", "dgl", "fused")
+    rows_are_independent = True  # or else a layer is made of all nodes, whichever are asked for
 
     def __init__(
         self,
@@ -90,8 +91,8 @@ class Backbone(nn.Module):
         """What `fused_conv` goes along: the edges into all nodes, or into those of `index`."""
         if not self.allow_zero_in_degree and (graph.in_degrees() == 0).any():
             raise dgl.DGLError(
-                "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), or let them "
-                "pass (allow_zero_in_degree=True)"
+                "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
+                "or let them pass (allow_zero_in_degree=True)"
             )
         return Adjacency.of(graph, index)
 
@@ -124,18 +125,30 @@ class Backbone(nn.Module):
     ) -> list[Layer]:
         """The layers, of which only the rows `index` are to be used: the last one need not have
         others, and the first one is not stored."""
-        graphs = list(graph) if isinstance(graph, list | tuple) else [graph] * self.num_layers
-        if len(graphs) != self.num_layers:
-            raise ValueError(f"got {len(graphs)} blocks for {self.num_layers} layers")
+        if isinstance(graph, list | tuple):
+            if len(graph) != self.num_layers:
+                raise ValueError(f"got {len(graph)} blocks for {self.num_layers} layers")
+            return self._stack_on_blocks(self._checked(list(graph), feat), feat, index)
+        (graph,) = self._checked([graph], feat)
+        return self._stack_on_graph(graph, feat, index)
+
+    @torch.no_grad()
+    def stream(self, graph: DGLGraph, feat: Tensor) -> Iterator[Tensor]:
+        """h_0, ..., h_depth of all nodes, one after the other: none is kept for the caller."""
+        (graph,) = self._checked([graph], feat)
+        yield self.input(feat)
+        h = feat
+        for depth, conv in enumerate(self.convs):
+            h, _ = self._conv(depth, conv, graph, h, None)
+            yield h
+
+    def _checked(self, graphs: list[DGLGraph], feat: Tensor) -> list[DGLGraph]:
+        """The graphs, which fit the features, with the self-loops that are wanted."""
         check_feat(feat, graphs[0].num_src_nodes(), self.in_feats, self.input.weight)
         if graphs[0].device != feat.device:
             raise ValueError(f"graph is on {graphs[0].device}, feat on {feat.device}; use .to()")
         self._finite(graphs[0], feat)
-        if self.self_loop:
-            graphs = [self._looped(g) for g in graphs]
-        if isinstance(graph, list | tuple):
-            return self._stack_on_blocks(graphs, feat, index)
-        return self._stack_on_graph(graphs[0], feat, index)
+        return [self._looped(g) for g in graphs] if self.self_loop else graphs
 
     def _stack_on_blocks(self, blocks, feat, index) -> list[Layer]:
         seeds = n_seeds(blocks)
@@ -150,7 +163,7 @@ class Backbone(nn.Module):
         layers = [self._first(feat, index)]
         h = feat
         for depth, conv in enumerate(self.convs):
-            rows = index if depth + 1 == self.num_layers else None
+            rows = index if depth + 1 == self.num_layers and self.rows_are_independent else None
             out, h = self._conv(depth, conv, graph, h, rows)
             if depth > 0:
                 layers.append(Layer(h, index))
@@ -315,6 +328,7 @@ class GIN(Backbone):
     ):
         self.learn_eps, self.batch_norm = learn_eps, batch_norm
         super().__init__(in_feats, hidden, **options)
+        self.rows_are_independent = not batch_norm
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -80,6 +80,11 @@ class LayerHead(nn.Module):
         """`forward` after `check`."""
         raise NotImplementedError("a subclass says how it chooses and decodes")
 
+    @property
+    def streams(self) -> bool:
+        """Whether it can take one layer after the other (`stream`), each freed before the next."""
+        return False
+
     def fit(self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None) -> None:
         """Estimate from training nodes what is estimated, not learned: nothing by default."""
 

@@ -17,6 +17,12 @@ class Layer:
     def __len__(self) -> int:
         return len(self.source if self.index is None else self.index)
 
+    def part(self, some: slice) -> "Layer":
+        """Some of the rows."""
+        if self.index is None:
+            return Layer(self.source[some], None, self.linear)
+        return Layer(self.source, self.index[some], self.linear)
+
     def rows(self) -> Tensor:
         """The rows themselves, [n, D]."""
         h = self.source if self.index is None else self.source[self.index]

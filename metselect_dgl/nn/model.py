@@ -46,11 +46,24 @@ class LayerSelect(nn.Module):
     ) -> Selection:
         """Classify the nodes `index` (all without it) of a graph, or the seeds of blocks."""
         labels, index = self.head.check_targets(labels, index, n_seeds(graph))
+        if labels is None and index is None and self._streams(graph):
+            return self.head.stream(self.backbone.stream(graph, feat))
         layers = self.layers(graph, feat, index)  # L of them, the n rows of each that are asked for
+        if not self.training:  # in training, a loss that is not finite gives it away
+            check_finite([layer.source for layer in layers])
         said = self.choose(layers, graph, feat, labels, index)
         if said.loss is not None and not torch.isfinite(said.loss):
             check_finite([layer.rows() for layer in layers])
         return said
+
+    def _streams(self, graph) -> bool:
+        """Whether nothing but the answers for a whole graph is asked for."""
+        return (
+            isinstance(self.backbone, Backbone)
+            and isinstance(graph, DGLGraph)
+            and self.head.streams
+            and not torch.is_grad_enabled()
+        )
 
     def layers(self, graph, feat, index=None) -> list[Layer]:
         """The rows `index` of every layer."""

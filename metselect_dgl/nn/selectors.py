@@ -1,6 +1,6 @@
 """The MetSelect head: equations 4 to 7 of the paper over a list of layers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,8 @@ from .heads import DecodersHead, Selection
 from .layers import Layer
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
+
+_GATED = 65536  # nodes that the gate looks at together
 
 
 class MetSelectHead(DecodersHead):
@@ -128,6 +130,24 @@ class MetSelectHead(DecodersHead):
         layer, score = self.choose(layers, metric, guided)
         return self._decode(layers, metric, layer, score, labels)
 
+    @property
+    def streams(self) -> bool:
+        """Whether one layer after the other will do: the gate compares them all."""
+        return self.loss == "ce" and self.projections is None and not self.gate.any()
+
+    def stream(self, layers: Iterable[Tensor]) -> Selection:
+        """What `forward` says of all nodes, without holding more than one layer at a time."""
+        weights, biases = zip(*((each.weight, each.bias) for each in self.decoders), strict=True)
+        logits, layer, score = MF.select_and_decode(
+            layers,
+            **self.prototypes.metric(),
+            weights=weights,
+            biases=biases,
+            temperature=self.temperature,
+            rule=self.rule,
+        )
+        return Selection(self._predictable(logits), layer, score)
+
     def _decode(self, layers, metric, layer, score, labels) -> Selection:
         """The Selection of a choice; a class without training node is never predicted."""
         if self.loss == "ce":
@@ -230,7 +250,13 @@ class MetSelectHead(DecodersHead):
         return gate_features(measured, warm, decoded.argmax(-1))
 
     def _gate_scores(self, layers, metric) -> Tensor:
-        return self._alive_only(gate_score(self._gate_features(layers, metric), self.gate))
+        """[L, n], a part of the nodes at a time: their features are many."""
+        scores = []
+        for start in range(0, max(len(layers[0]), 1), _GATED):
+            some = slice(start, start + _GATED)
+            parts = ([layer.part(some) for layer in each] for each in (layers, metric))
+            scores.append(gate_score(self._gate_features(*parts), self.gate))
+        return self._alive_only(torch.cat(scores, 1))
 
     def _alive_only(self, score: Tensor) -> Tensor:
         """A collapsed layer is never selected."""

@@ -1,0 +1,222 @@
+"""The fused convolutions against DGL's own, propagate_once, and one layer after the other."""
+
+import copy
+import weakref
+
+import dgl
+import pytest
+import torch
+
+from metselect_dgl import functional as MF
+from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect
+from metselect_dgl.testing import make_case
+
+FUSED = {
+    "gcn": (GCN, {}),
+    "gcn-once": (GCN, {"propagate_once": True}),
+    "gin": (GIN, {}),
+    "gin-once": (GIN, {"propagate_once": True}),
+    "gin-eps": (GIN, {"learn_eps": True}),
+    "gin-eps-once": (GIN, {"learn_eps": True, "propagate_once": True}),
+    "gin-norm": (GIN, {"batch_norm": True, "propagate_once": True}),
+}
+every_conv = pytest.mark.parametrize(("backbone", "options"), FUSED.values(), ids=FUSED.keys())
+
+
+def twins(backbone, options, selector=MetSelect, **more):
+    """The same model on DGL's convolutions and on ours, float64."""
+    torch.manual_seed(0)
+    widths = [16, 24, 16]  # the first convolution narrows, the second widens
+    size = {"self_loop": True, "num_layers": 2, **more}
+    plain = {k: v for k, v in options.items() if k != "propagate_once"}
+    ours = selector(backbone(32, widths, engine="fused", **size, **options), 5).double()
+    dgls = selector(backbone(32, widths, engine="dgl", **size, **plain), 5).double()
+    for conv in ours.backbone.convs:
+        if isinstance(conv, dgl.nn.GINConv):
+            torch.nn.init.constant_(conv.eps, 0.3)
+    dgls.load_state_dict(ours.state_dict())
+    return dgls, ours
+
+
+@every_conv
+@pytest.mark.parametrize("selector", [MetSelect, FinalSelect], ids=["metselect", "final"])
+def test_training_is_dgls(small, backbone, options, selector):
+    """Loss, logits, choices, and the gradient of every parameter."""
+    feat, train = small.feat.double(), small.split(0).train
+    said, grads = [], []
+    for model in twins(backbone, options, selector):
+        out = model(small.graph, feat, small.labels, train)
+        used = [
+            p
+            for name, p in model.named_parameters()
+            if selector is MetSelect or "input" not in name
+        ]
+        grads.append(torch.autograd.grad(3 * out.loss, used))
+        said.append(out)
+    torch.testing.assert_close(said[0].loss, said[1].loss)
+    torch.testing.assert_close(said[0].logits, said[1].logits)
+    torch.testing.assert_close(said[0].score, said[1].score)
+    assert torch.equal(said[0].layer, said[1].layer)
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@every_conv
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_evaluation_is_dgls(small, backbone, options, num_layers):
+    feat, part = small.feat.double(), small.split(0)
+    more = {"num_layers": num_layers}
+    torch.manual_seed(0)
+    plain = {k: v for k, v in options.items() if k != "propagate_once"}
+    ours = MetSelect(backbone(32, 16, engine="fused", **more, **options, self_loop=True), 5)
+    dgls = MetSelect(backbone(32, 16, engine="dgl", **more, **plain, self_loop=True), 5)
+    dgls.load_state_dict(ours.state_dict())
+    said = []
+    for model in (ours.double(), dgls.double()):
+        model.calibrate(small.graph, feat, small.labels, part.train, part.val)
+        model.eval()
+        said.append(model(small.graph, feat, index=part.test))
+        with torch.no_grad():
+            said.append(model(small.graph, feat))
+    assert torch.equal(said[0].layer, said[2].layer)
+    assert torch.equal(said[1].layer, said[3].layer)
+    torch.testing.assert_close(said[0].logits, said[2].logits)
+    torch.testing.assert_close(said[1].logits, said[3].logits)
+    torch.testing.assert_close(said[0].logits, said[1].logits[part.test])
+
+
+@pytest.mark.parametrize("backbone", [GCN, GIN], ids=["gcn", "gin"])
+def test_many_rows_leave_layer_0_unstored(small, backbone):
+    """More than 16 nodes a feature: moments and decoder of layer 0 are worked out on X."""
+    feat, train = small.feat.double()[:, :5].contiguous(), small.split(0).train
+    assert len(train) >= 16 * feat.shape[1]
+    torch.manual_seed(0)
+    model = MetSelect(backbone(5, 8, self_loop=True), 5).double()
+    (first, *_) = model.backbone.stack(small.graph, feat, train)
+    assert first.worth_mapping
+    stored = copy.deepcopy(model)
+    stored.backbone._first = lambda feat, index: type(first)(model.backbone.input(feat), index)
+    stored.backbone.input = model.backbone.input  # the same parameters, through a stored layer
+    said = [each(small.graph, feat, small.labels, train) for each in (model, stored)]
+    torch.testing.assert_close(said[0].loss, said[1].loss)
+    assert torch.equal(said[0].layer, said[1].layer)
+    torch.testing.assert_close(said[0].score, said[1].score)
+    mine, theirs = (
+        torch.autograd.grad(each.loss, [*m.head.parameters(), *m.backbone.parameters()])
+        for each, m in zip(said, (model, stored), strict=True)
+    )
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(model.head.buffers(), stored.head.buffers(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backbone", [GCN, GIN], ids=["gcn", "gin"])
+class TestPropagateOnce:
+    def test_once(self, small, backbone, monkeypatch):
+        model = backbone(32, 8, propagate_once=True, self_loop=True)
+        calls = []
+        propagate = model._propagated.make
+        model._propagated.make = lambda *of: calls.append(1) or propagate(*of)
+        first = model(small.graph, small.feat)
+        again = model.eval()(small.graph, small.feat)
+        assert len(calls) == 1
+        torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("what", ["graph", "edited", "feat", "in-place"])
+    def test_follows_graph_and_features(self, small, backbone, what):
+        graph, feat = copy.deepcopy(small.graph), small.feat.clone()
+        model = backbone(32, 8, propagate_once=True, self_loop=True)
+        before = model(graph, feat)[-1]
+        if what == "graph":
+            graph = dgl.reverse(graph)
+        elif what == "edited":
+            graph.add_edges([0, 1], [2, 3])
+        elif what == "feat":
+            feat = feat + 1
+        else:
+            feat += 1
+        after = model(graph, feat)[-1]
+        assert not torch.allclose(before, after)
+        fresh = backbone(32, 8, self_loop=True, engine="dgl")
+        fresh.load_state_dict(model.state_dict())
+        torch.testing.assert_close(after, fresh(graph, feat)[-1])
+
+    def test_dropout_is_drawn_anew(self, small, backbone):
+        model = backbone(32, 8, propagate_once=True, self_loop=True, dropout=0.5)
+        first, second = (model(small.graph, small.feat)[1] for _ in range(2))
+        assert not torch.allclose(first, second)
+
+    def test_features_that_learn(self, small, backbone):
+        """Their gradient goes through the aggregation, which is therefore done."""
+        feat = small.feat.clone().requires_grad_()
+        backbone(32, 8, propagate_once=True, self_loop=True)(small.graph, feat)[1].sum().backward()
+        assert feat.grad.any()
+
+
+def test_options_that_a_backbone_does_not_have():
+    with pytest.raises(ValueError, match="propagate_once is not for GAT"):
+        GAT(4, 8, propagate_once=True)
+    with pytest.raises(ValueError, match="engine is 'cuda'; use one of auto, dgl, fused"):
+        GCN(4, 8, engine="cuda")
+
+
+def test_state_is_graphconvs(small):
+    """A model of one engine loads into the other, and the keys are those of DGL."""
+    keys = set(GCN(4, 8, engine="fused", propagate_once=True).state_dict())
+    assert keys == set(GCN(4, 8, engine="dgl").state_dict())
+    assert {"convs.0.weight", "convs.0.bias"} <= keys
+
+
+@pytest.mark.parametrize("rule", MF.RULES)
+def test_one_layer_after_the_other(rule):
+    """Streaming gives what all layers together give, and lets go of each."""
+    case = make_case(130, (5, 37, 8), empty_class=1)
+    known = case.metric()
+    known["factors"][1] *= 0  # collapsed: never selected
+    t = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    alive = []
+
+    def one_by_one():
+        for h in case.layers:
+            assert sum(alive) == 0, "an earlier layer is still held"
+            mine = h.clone()
+            alive.append(1)
+            weakref.finalize(mine, alive.clear)
+            yield mine
+            del mine
+
+    streamed = MF.select_and_decode(
+        one_by_one(), **known, weights=case.weights, biases=case.biases, temperature=t, rule=rule
+    )
+    layer, _, score = MF.select_layer(case.layers, **known, temperature=t, rule=rule)
+    logits = MF.selected_logits(case.layers, case.weights, case.biases, layer)
+    assert torch.equal(streamed[1], layer)
+    torch.testing.assert_close(streamed[0], logits)
+    torch.testing.assert_close(streamed[2], score)
+
+
+def test_the_model_streams(small, monkeypatch):
+    """With nothing but answers asked for, evaluation goes layer by layer."""
+    part = small.split(0)
+    model = MetSelect(GCN(32, 16, self_loop=True), 5, select="temperature")
+    model.calibrate(small.graph, small.feat, small.labels, part.train, part.val)
+    model.eval()
+    whole = model(small.graph, small.feat)
+    with torch.no_grad():
+        monkeypatch.setattr(model.backbone, "stack", None)
+        streamed = model(small.graph, small.feat)
+    assert torch.equal(whole.layer, streamed.layer)
+    torch.testing.assert_close(whole.logits, streamed.logits)
+    torch.testing.assert_close(whole.score, streamed.score)
+
+
+def test_the_gate_sees_nodes_in_parts(small, monkeypatch):
+    part = small.split(0)
+    model = MetSelect(GCN(32, 16, self_loop=True), 5, select="gate")
+    model.calibrate(small.graph, small.feat, small.labels, part.train, part.val)
+    whole = model.eval()(small.graph, small.feat)
+    monkeypatch.setattr("metselect_dgl.nn.selectors._GATED", 7)
+    parts = model(small.graph, small.feat)
+    assert torch.equal(whole.layer, parts.layer)
+    torch.testing.assert_close(whole.score, parts.score)
