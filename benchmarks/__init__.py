@@ -1,0 +1,2 @@
+"""Benchmarks: `python -m benchmarks.epoch`, `.head`, `.memory`. Every result is a ratio, measured
+interleaved in one run, and is printed only if the contestants agree on the answer."""
