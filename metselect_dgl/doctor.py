@@ -16,6 +16,7 @@ from pathlib import Path
 
 TORCH = "2.13.0"
 REQUIRED = ("python", "torch", "dgl")
+BACKENDS = ("auto", "native", "reference")
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,33 @@ def _dgl() -> tuple[str, str]:
     return "ok", f"{dgl.__version__}, GraphConv runs"
 
 
-def _extension() -> tuple[str, str]:
+def _extension() -> tuple[str, ...]:
+    """Which engine serves the ops on a CPU, and why; the rule is that of ops.py."""
+    wish = os.environ.get("METSELECT_BACKEND", "auto")
+    if wish not in BACKENDS:
+        return "bad", f"METSELECT_BACKEND is {wish!r}", f"unset it or use {', '.join(BACKENDS)}"
+    status, fault = _fault()
+    if fault and wish == "native":
+        return "bad", f"{fault}; METSELECT_BACKEND=native insists on it, so the ops raise"
+    threads = f"threads: {import_module('torch').get_num_threads()}"
+    plain = f"the pure PyTorch reference serves, {threads}"
+    if wish == "reference":
+        built = fault or "built"
+        return "off", f"{built}; METSELECT_BACKEND=reference: {plain}", "unset METSELECT_BACKEND"
+    if fault:
+        return status, f"{fault}; {plain} (METSELECT_BACKEND=native would raise)"
+    return "ok", f"built and serving, {threads}, from {import_module('metselect_dgl._C').__file__}"
+
+
+def _fault() -> tuple[str, str]:
+    """(status, why the extension cannot serve), which is empty if it can."""
     if find_spec("metselect_dgl._C") is None:
-        return "off", "not built; the pure PyTorch reference serves"
-    return "ok", import_module("metselect_dgl._C").__file__
+        return "off", "not built"
+    try:
+        import_module("metselect_dgl._C")
+    except ImportError as error:
+        return "bad", f"built, but {error}"
+    return "ok", ""
 
 
 def _triton() -> tuple[str, str]:
@@ -99,10 +123,11 @@ def _cache() -> tuple[str, str]:
         return "ok", f"{folder} can be written"
 
 
-def _probe(name: str, look: Callable[[], tuple[str, str]], remedy: str) -> Check:
-    """Run one probe; whatever it raises becomes a row."""
+def _probe(name: str, look: Callable[[], tuple[str, ...]], remedy: str) -> Check:
+    """Run one probe, which may know a better remedy; whatever it raises becomes a row."""
     try:
-        status, detail = look()
+        status, detail, *better = look()
+        remedy = better[0] if better else remedy
     except Exception as error:  # a broken wheel raises OSError, AttributeError, ... on import
         absent = isinstance(error, ModuleNotFoundError) and name not in REQUIRED
         status = "off" if absent else "bad"
@@ -126,8 +151,9 @@ def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
         _probe(
             "extension",
             _extension,
-            "results are the same without it; where csrc/ has sources and a C++ compiler is found, "
-            "`pip install --no-build-isolation --no-deps -e .` builds it",
+            "results are the same without it; with a C++ compiler, in a checkout, "
+            "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .` "
+            "builds it or says why not",
         ),
         _probe("triton", _triton, "it comes with the CUDA build of torch, on Linux"),
         _probe(

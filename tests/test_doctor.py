@@ -15,6 +15,7 @@ NAMES = ["python", "torch", "dgl", "extension", "triton", "cuda", "data", "ogb",
 def own_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("METSELECT_DATA", raising=False)
+    monkeypatch.delenv("METSELECT_BACKEND", raising=False)
 
 
 def row(name, **kwargs):
@@ -53,6 +54,42 @@ def test_missing_module(monkeypatch, module, name, status, code):
     assert found.status == status
     assert found.remedy
     assert doctor.exit_status(rows) == code
+
+
+@pytest.mark.parametrize(
+    ("wish", "built", "status", "words"),
+    [
+        ("auto", True, "ok", "built and serving, threads: 1, from "),
+        ("native", True, "ok", "built and serving"),
+        ("reference", True, "off", "built; METSELECT_BACKEND=reference: the pure PyTorch refer"),
+        ("reference", False, "off", "not built; METSELECT_BACKEND=reference: the pure PyTorch"),
+        ("auto", False, "off", "not built; the pure PyTorch reference serves, threads: 1 (METS"),
+        ("native", False, "bad", "not built; METSELECT_BACKEND=native insists on it, so the ops"),
+        ("gpu", True, "bad", "METSELECT_BACKEND is 'gpu'"),
+    ],
+)
+def test_engine(monkeypatch, wish, built, status, words):
+    module = SimpleNamespace(__file__="_C.so", __spec__="found") if built else None
+    monkeypatch.setitem(sys.modules, "metselect_dgl._C", module)
+    monkeypatch.setenv("METSELECT_BACKEND", wish)
+    found = row("extension")
+    assert found.status == status
+    assert found.detail.startswith(words)
+    assert ("unset" in found.remedy) == (wish in ("reference", "gpu"))
+
+
+def test_engine_that_cannot_be_imported(monkeypatch):
+    def broken(name):
+        if name == "metselect_dgl._C":
+            raise ImportError("_C.so: undefined symbol: f")
+        return SimpleNamespace(get_num_threads=lambda: 2)
+
+    monkeypatch.setitem(sys.modules, "metselect_dgl._C", SimpleNamespace(__spec__="found"))
+    monkeypatch.setattr(doctor, "import_module", broken)
+    found = row("extension")
+    assert found.status == "bad"
+    assert found.detail.startswith("built, but _C.so: undefined symbol: f; the pure PyTorch refer")
+    assert "pip install" in found.remedy
 
 
 def test_broken_module(monkeypatch):
