@@ -1,7 +1,7 @@
 # The words that people and CI use; `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format doctor clean
+.PHONY: help setup demo test sanitize lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -24,6 +24,24 @@ demo: .venv/ready ## train on the embedded data set and show what was selected
 
 test: .venv/ready ## run the tests
 	$(BIN)/python -m pytest
+
+# Python itself is not sanitized: the runtime is loaded ahead of it, with libstdc++, whose exceptions
+# it watches. -fno-wrapv because Python's own flags make signed overflow lawful; --capture=sys because
+# a report is written past sys.stderr.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-wrapv -g -O1
+no_asan = '$${CXX:-c++}' brings no libasan.so; use GCC with its sanitizers (on Debian: apt install g++)
+library = $$($${CXX:-c++} -print-file-name=$1)
+
+sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory errors and overflows
+	@[ -e "$(call library,libasan.so)" ] || { echo "sanitize: $(no_asan)" >&2; exit 1; }
+	rm -rf build/sanitize/lib
+	METSELECT_BACKEND=native METSELECT_CXXFLAGS="$(SANITIZE)" \
+	  $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
+	export METSELECT_BACKEND=native PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)"; \
+	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
+	  $(BIN)/python -m pytest --capture=sys $$(for op in native ops $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
 
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .
@@ -49,6 +67,7 @@ no_space = the disk is full; make room and run the same command again (log: $(LO
 no_packages = the packages could not be downloaded: no network, or the registry was not reached or has none for this machine; run the same command again (log: $(LOG))
 no_build = the packages are there but metselect_dgl itself could not be built; the reason is at the end of $(LOG)
 no_compiler = no C++ compiler found: going on without compiled kernels, the pure PyTorch path serves
+no_engine = the C++ compiler could not build the compiled kernels: going on without, the pure PyTorch path serves (reason: $(LOG))
 die = { echo "setup: $($1)" >&2; exit 1; }
 whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' && ls $(SITE)/pip-*.dist-info >/dev/null 2>&1
 
@@ -67,4 +86,5 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
 	@echo "building the package and its compiled engine (a minute or two, once)"
 	@$(BIN)/python -m pip install --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
+	@ls metselect_dgl/_C*.so >/dev/null 2>&1 || ! command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_engine)" >&2
 	@touch $@

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import sys
 from glob import glob
 from pathlib import Path
 
@@ -11,22 +12,48 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 
+def do_without(reason: str) -> None:
+    """Go on without the extension and say so; METSELECT_BACKEND=native insists on it."""
+    if os.environ.get("METSELECT_BACKEND") == "native":
+        sys.exit(f"metselect-dgl: METSELECT_BACKEND=native, but {reason}")
+    print(f"metselect-dgl: {reason}; plain torch will serve", file=sys.stderr)
+
+
 def extension() -> dict:
-    """`metselect_dgl._C` from csrc/cpu; without sources or a compiler plain torch serves."""
+    """`metselect_dgl._C` from csrc/cpu; without sources or a compiler plain torch serves.
+
+    METSELECT_CXXFLAGS replaces -O3, in compiling and in linking.
+    """
     sources = sorted(glob("csrc/cpu/*.cpp"))
-    compiler = os.environ.get("CXX", "c++").split()[0]
+    compiler = (os.environ.get("CXX") or "c++").split()[0]
     if not sources or shutil.which(compiler) is None:
+        do_without(f"no C++ compiler {compiler!r}" if sources else "there is no csrc/cpu")
         return {}
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
+    class OptionalBuild(BuildExtension):
+        """A compiler that fails leaves the package without the extension, not uninstalled."""
+
+        def run(self) -> None:
+            folder = "." if self.inplace else self.build_lib
+            try:
+                super().run()
+            except Exception as error:  # torch makes a RuntimeError of a failed compiler
+                do_without(f"the compiled engine could not be built with {compiler!r} ({error})")
+                self.extensions = []
+                for outdated in glob(f"{folder}/metselect_dgl/_C*.so"):
+                    os.remove(outdated)
+
+    flags = os.environ.get("METSELECT_CXXFLAGS", "-O3").split()
     module = CppExtension(
         "metselect_dgl._C",
         sources,
         include_dirs=[str(ROOT / "csrc")],
-        extra_compile_args=["-O3", "-fopenmp"],
-        extra_link_args=["-fopenmp"],
+        depends=glob("csrc/*.h"),
+        extra_compile_args=[*flags, "-fopenmp"],
+        extra_link_args=[*flags, "-fopenmp"],
     )
-    return {"ext_modules": [module], "cmdclass": {"build_ext": BuildExtension}}
+    return {"ext_modules": [module], "cmdclass": {"build_ext": OptionalBuild}}
 
 
 setup(

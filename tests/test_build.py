@@ -1,11 +1,10 @@
-"""The build files: what a wheel holds, that the pins agree, and how `make setup` fails."""
+"""The build files: what sdist and wheels hold, that the pins agree, and how `make` words fail."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,16 @@ from metselect_dgl import doctor
 ROOT = Path(__file__).parents[1]
 BUILD_FILES = (
     "setup.py pyproject.toml MANIFEST.in README.md LICENSE Makefile requirements.txt "
-    "requirements-dev.txt metselect_dgl kernels"
+    "requirements-dev.txt metselect_dgl kernels csrc"
 ).split()
 
 
-@pytest.fixture
-def checkout(tmp_path):
+VERSION = metselect_dgl.__version__
+NO_COMPILER = pytest.mark.parametrize("cxx", ["/nonexistent", "false"], ids=["missing", "failing"])
+
+
+def copied(copy):
     """A copy without .venv; nothing is built in the real one."""
-    copy = tmp_path / "checkout"
     copy.mkdir()
     for name in BUILD_FILES:
         if (ROOT / name).is_dir():
@@ -33,6 +34,63 @@ def checkout(tmp_path):
         else:
             shutil.copy(ROOT / name, copy)
     return copy
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return copied(tmp_path / "checkout")
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    command = [sys.executable, "setup.py", "-q", "sdist", "-d", folder]
+    env = os.environ | {"CXX": "/nonexistent"}
+    subprocess.run(command, cwd=copied(folder / "checkout"), env=env, check=True)
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder, filter="data")
+    return folder / f"metselect_dgl-{VERSION}"
+
+
+@pytest.fixture
+def sources(sdist, tmp_path):
+    """A copy of the sdist to build in, with one op only: compiling them all takes too long."""
+    copy = shutil.copytree(sdist, tmp_path / "sources")
+    for file in (copy / "csrc/cpu").iterdir():
+        if file.stem not in ("module", "moments"):
+            file.unlink()
+    return copy
+
+
+def installed(sources, **env):
+    """The folder of an unpacked wheel."""
+    command = "-m pip wheel --quiet --no-build-isolation --no-deps --no-index -w wheels .".split()
+    subprocess.run([sys.executable, *command], cwd=sources, env=os.environ | env, check=True)
+    (wheel,) = sources.glob("wheels/*.whl")
+    assert wheel.name.startswith(f"metselect_dgl-{VERSION}-")
+    shutil.unpack_archive(wheel, sources / "site", "zip")
+    return sources / "site"
+
+
+def python(site, *arguments, backend="auto"):
+    """Run what is in `site`; -S hides an editable install, which would lend its extension."""
+    path = os.pathsep.join([str(site), *filter(None, sys.path)])
+    env = os.environ | {"PYTHONPATH": path, "METSELECT_BACKEND": backend}
+    command = [sys.executable, "-S", "-P", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+# Prints who serves, after comparing one op with the reference.
+MOMENTS = """
+import torch
+from metselect_dgl import ops, reference
+from metselect_dgl.testing import make_case
+case = make_case(100, (5, 37), picked=60)
+inputs = case.layers, case.labels, case.index, [h[:4] for h in case.layers]
+torch.testing.assert_close(torch.ops.metselect.moments(*inputs), reference.moments(*inputs))
+print(ops.NATIVE)
+"""
 
 
 def make(folder, *words, **env):
@@ -53,17 +111,64 @@ def pins(name):
     return [line for line in lines if line and not line.startswith(("#", "-r "))]
 
 
-def test_wheel(checkout, tmp_path):
-    command = "-m pip wheel --quiet --no-build-isolation --no-deps --no-index -w".split()
-    subprocess.run([sys.executable, *command, tmp_path, "."], cwd=checkout, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.startswith(f"metselect_dgl-{metselect_dgl.__version__}-")
-    files = zipfile.ZipFile(wheel).namelist()
+def test_sdist(sdist):
+    files = {str(path.relative_to(sdist)) for path in sdist.rglob("*") if path.is_file()}
+    wanted = [*(ROOT / "csrc").rglob("*.[ch]*"), *ROOT.glob("kernels/*.py")]
+    assert {str(path.relative_to(ROOT)) for path in wanted} <= files
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= files
+    assert not any(file.endswith(".so") for file in files)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_wheel(sources):
+    site = installed(sources, CXX="c++", METSELECT_CXXFLAGS="-O0 -g0", METSELECT_BACKEND="native")
+    files = [str(path.relative_to(site)) for path in site.rglob("*")]
     assert "metselect_dgl/kernels/__init__.py" in files
     assert "metselect_dgl/doctor.py" in files
-    info = f"metselect_dgl-{metselect_dgl.__version__}.dist-info"
+    info = f"metselect_dgl-{VERSION}.dist-info"
     assert {file.split("/")[0] for file in files} == {"metselect_dgl", info}
     assert f"{info}/licenses/LICENSE" in files
+    assert len(list(site.glob("metselect_dgl/_C.*.so"))) == 1
+    done = python(site, "-c", MOMENTS, backend="native")
+    assert done.stdout == "True\n", done.stderr
+    assert "built and serving" in python(site, "-m", "metselect_dgl", "doctor").stdout
+
+
+@NO_COMPILER
+def test_wheel_without_compiler(sources, cxx):
+    site = installed(sources, CXX=cxx, METSELECT_BACKEND="auto")
+    assert not list(site.rglob("*.so"))
+    done = python(site, "-c", MOMENTS)
+    assert done.stdout == "False\n", done.stderr
+    said = python(site, "-m", "metselect_dgl", "doctor").stdout
+    assert said.count("not built") == said.count("pip install --no-build-isolation") == 1
+    assert "the pure PyTorch reference serves" in said
+    done = python(site, "-c", MOMENTS, backend="native")
+    assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
+
+
+def build_in_place(sources, **env):
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    return subprocess.run(
+        command, cwd=sources, env=os.environ | env, capture_output=True, text=True
+    )
+
+
+@NO_COMPILER
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_build_without_compiler(sources, cxx, backend):
+    done = build_in_place(sources, CXX=cxx, METSELECT_BACKEND=backend)
+    assert done.returncode == (backend == "native")
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
+    assert cxx in said
+    assert ("plain torch will serve" in said) == (backend == "auto")
+
+
+def test_a_failed_build_leaves_no_outdated_extension(sources):
+    outdated = sources / "metselect_dgl/_C.old.so"
+    outdated.touch()
+    assert build_in_place(sources, CXX="false", METSELECT_BACKEND="auto").returncode == 0
+    assert not outdated.exists()
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
@@ -96,7 +201,17 @@ def test_ci_script_is_executable():
 
 def test_help_lists_every_word(checkout):
     listed = re.findall(r"^  make (\w+)", make(checkout).stdout, re.MULTILINE)
-    assert listed == ["help", "setup", "demo", "test", "lint", "format", "doctor", "clean"]
+    assert listed == [
+        "help",
+        "setup",
+        "demo",
+        "test",
+        "sanitize",
+        "lint",
+        "format",
+        "doctor",
+        "clean",
+    ]
 
 
 def test_dry_run_changes_nothing(checkout):
@@ -143,3 +258,15 @@ def test_setup_without_network(checkout):
     assert len(done.stdout.splitlines()) == 1
     assert "ERROR" in (checkout / ".venv/setup.log").read_text()
     assert not (checkout / ".venv/ready").exists()
+
+
+def test_sanitize_without_its_runtime(checkout, tmp_path):
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv/ready").touch()
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho libasan.so\n")  # as GCC says when it has none
+    compiler.chmod(0o755)
+    done = make(checkout, "sanitize", CXX=str(compiler))
+    assert done.returncode != 0
+    (sentence,) = sentences(done)
+    assert f"'{compiler}' brings no libasan.so; use GCC" in sentence
