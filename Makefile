@@ -85,6 +85,6 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 	  { while read -r word _; do [ "$$word" != Collecting ] || printf .; done; echo; } || { \
 	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
 	@echo "building the package and its compiled engine (a minute or two, once)"
-	@$(BIN)/python -m pip install --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
+	@$(BIN)/python -m pip install -v --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
 	@ls metselect_dgl/_C*.so >/dev/null 2>&1 || ! command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_engine)" >&2
 	@touch $@
