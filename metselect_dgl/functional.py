@@ -352,7 +352,7 @@ def selected_logits(
     index: Index = None,
 ) -> Tensor:
     """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
-    decoders = list(layers), list(weights), list(biases), layer
+    decoders = list(layers), list(weights), list(biases), layer.long()
     return _ops.selected_logits(*decoders, _indices(index, layers))
 
 
@@ -407,7 +407,7 @@ def selected_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """(loss, logits) of the selected decoders (Eq. 6), plus `deep_supervision` times the mean
     cross entropy of every layer's decoder on the same nodes."""
-    decoders = list(layers), list(weights), list(biases), layer
+    decoders = list(layers), list(weights), list(biases), layer.long()
     every = [*layers, *weights, *biases]
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in every)
     wanted = [h.requires_grad for h in layers] if learning else []
