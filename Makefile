@@ -41,7 +41,7 @@ sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)"; \
 	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
-	  $(BIN)/python -m pytest --capture=sys $$(for op in native ops $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
+	  $(BIN)/python -m pytest --capture=sys $$(for op in native "*ops" $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
 
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .
