@@ -50,7 +50,7 @@ def extension() -> dict:
         sources,
         include_dirs=[str(ROOT / "csrc")],
         depends=glob("csrc/*.h"),
-        extra_compile_args=[*flags, "-fopenmp"],
+        extra_compile_args=[*flags, "-fopenmp", "-fno-trapping-math"],
         extra_link_args=[*flags, "-fopenmp"],
     )
     return {"ext_modules": [module], "cmdclass": {"build_ext": OptionalBuild}}

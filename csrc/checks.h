@@ -7,6 +7,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zero.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -14,12 +16,42 @@
 #include <optional>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 namespace metselect {
 
 using at::Tensor;
 using at::TensorList;
 using OptionalTensor = std::optional<Tensor>;
 using Indices = c10::List<std::optional<Tensor>>;  // of each layer; none: all rows in order
+
+// The same source for several instruction sets, chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define METSELECT_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define METSELECT_CLONES
+#endif
+
+// An empty tensor; a large one asks for pages of 2 MB. malloc takes more than 32 MB fresh from the
+// system each time, and the first touch of 4 KB pages then takes longer than the filling.
+inline Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  Tensor out = at::empty(sizes, options);
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kPage = 1 << 21;
+  const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr()), end = begin + out.nbytes();
+  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
+  if (out.nbytes() > 16 * kPage) {
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  }
+#endif
+  return out;
+}
+
+inline Tensor fresh_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return fresh(sizes, options).zero_();
+}
 
 constexpr int64_t kTile = 512;  // rows: 512 x 128 floats stay in the second-level cache
 

@@ -1,39 +1,11 @@
 // What ops on edges share: checks of compressed sparse rows, and rows dealt out by their edges.
 #pragma once
 
-#include <ATen/ops/empty.h>
-
 #include <limits>
 
 #include "checks.h"
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace metselect {
-
-// The same source for several instruction sets, chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define METSELECT_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define METSELECT_CLONES
-#endif
-
-// An empty tensor; a large one asks for pages of 2 MB. malloc takes more than 32 MB fresh from the
-// system each time, and the first touch of 4 KB pages then takes longer than the filling.
-inline Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  Tensor out = at::empty(sizes, options);
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kPage = 1 << 21;
-  const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr()), end = begin + out.nbytes();
-  const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
-  if (out.nbytes() > 16 * kPage) {
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-  }
-#endif
-  return out;
-}
 
 // int32 numbers below `limit`: the loops read and write where these point.
 inline void check_small_numbers(const Tensor& value, int64_t limit, const char* name) {

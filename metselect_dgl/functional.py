@@ -18,6 +18,7 @@ from .reference import TILE, log_odds
 
 __all__ = [
     "Moments",
+    "attention_sum",
     "class_distances",
     "fourth_moments",
     "linear_relu",
@@ -446,6 +447,32 @@ def neighbour_sum(
     """
     edges = indptr, indices, back_indptr, back_indices
     return _NeighbourSum.apply(feat, *edges, source_scale, target_scale)
+
+
+def attention_sum(
+    indptr: Tensor,
+    indices: Tensor,
+    back_indptr: Tensor,
+    back_indices: Tensor,
+    back_edges: Tensor,
+    feat: Tensor,
+    source: Tensor,
+    target: Tensor,
+    *,
+    slope: float = 0.2,
+) -> Tensor:
+    """Graph attention: out_i = sum over in-edges j -> i of a_ij feat_j, [M, H, F], with
+    a_i = softmax over these edges of leaky_relu(source_j + target_i), for each of H heads.
+
+    Parameters
+    ----------
+    indptr, indices, back_indptr, back_indices : the edges, as for :func:`neighbour_sum`
+    back_edges : where among `indices` the edges of `back_indices` are
+    feat, source, target : [N, H, F], [N, H] and [M, H]
+    slope : of the leaky ReLU
+    """
+    edges = indptr, indices, back_indptr, back_indices, back_edges
+    return _ops.attention_sum(*edges, feat, source, target, slope)[0]
 
 
 class _NeighbourSum(torch.autograd.Function):

@@ -32,6 +32,10 @@ _SCHEMAS = (
     " bool[] wanted) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])",
     f"neighbour_sum({_EDGES}, Tensor? source_scale, Tensor? target_scale, Tensor feat,"
     " Tensor? more) -> Tensor",
+    f"attention_sum({_EDGES}, Tensor back_edges, Tensor feat, Tensor source, Tensor target,"
+    " float slope) -> (Tensor out, Tensor attention)",
+    f"attention_sum_backward(Tensor grad, {_EDGES}, Tensor back_edges, Tensor feat, Tensor source,"
+    " Tensor target, Tensor attention, float slope) -> (Tensor, Tensor, Tensor)",
     "linear_relu(Tensor feat, Tensor weight, Tensor bias) -> Tensor",
     "linear_relu_backward(Tensor grad, Tensor feat, Tensor weight, Tensor out, bool wanted)"
     " -> (Tensor, Tensor, Tensor)",
@@ -138,6 +142,18 @@ def _neighbour_sum_fake(indptr, indices, back_indptr, back_indices, s, t, feat, 
     return feat.new_empty(indptr.shape[0] - 1, feat.shape[1])
 
 
+def _attention_sum_fake(
+    indptr, indices, back_indptr, back_indices, back_edges, feat, source, target, slope
+):
+    n_heads, width = feat.shape[1:]
+    out = feat.new_empty(target.shape[0], n_heads, width)
+    return out, feat.new_empty(indices.shape[0], n_heads)
+
+
+def _attention_sum_backward_fake(grad, *edges_to_slope):
+    return tuple(_like(edges_to_slope[5:8]))
+
+
 def _linear_relu_fake(feat, weight, bias):
     return feat.new_empty(feat.shape[0], weight.shape[1])
 
@@ -237,6 +253,21 @@ def _neighbour_sum_gradient(ctx, grad):
     return *(6 * [None]), to_feat, grad if ctx.more else None
 
 
+def _save_attention_sum(ctx, inputs, output):
+    """The attention is for reading: it has no gradient."""
+    *tensors, ctx.slope = inputs
+    ctx.save_for_backward(*tensors, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _attention_sum_gradient(ctx, grad, _):
+    if grad is None:
+        return 9 * (None,)
+    grads = torch.ops.metselect.attention_sum_backward(grad, *ctx.saved_tensors, ctx.slope)
+    return *(5 * (None,)), *grads, None
+
+
 def _save_linear_relu(ctx, inputs, output):
     feat, weight, _ = inputs
     ctx.save_for_backward(feat, weight, output)
@@ -251,6 +282,7 @@ def _linear_relu_gradient(ctx, grad):
 
 for _name, _setup in (
     ("neighbour_sum", _save_neighbour_sum),
+    ("attention_sum", _save_attention_sum),
     ("linear_relu", _save_linear_relu),
     ("class_distances", _save),
     ("selected_logits", _save),

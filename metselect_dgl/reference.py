@@ -3,6 +3,11 @@
 Equations 2 to 6 of the paper, read as the README says. Lists have one entry per layer and the
 layers may differ in width. `index` has for every layer the numbers [n] of the rows that are picked
 from it (None: all of them), and `labels` [n] and `layer` [n] belong to the picked rows.
+
+Edges come as two compressed lists. The in-edges of destination i are `indptr[i]` to
+`indptr[i + 1]` of `indices`, their sources; the out-edges of source j likewise lie in
+`back_indices`, their destinations, and `back_edges`, their places in `indices`. M destinations,
+N sources, E edges, H heads of F features.
 """
 
 import torch
@@ -261,15 +266,10 @@ def neighbour_sum(
     feat: Tensor,
     more: Tensor | None,
 ) -> Tensor:
-    """out_i = more_i + t_i sum over the in-edges j -> i of s_j h_j, [M, D].
-
-    The in-edges of i are `indices[indptr[i] : indptr[i + 1]]`; `back_*` are the same edges by
-    source, along which the gradient returns.
-    """
-    target = torch.repeat_interleave(indptr.diff())
+    """out_i = more_i + t_i sum over the in-edges j -> i of s_j h_j, [M, D]."""
     rows = feat if source_scale is None else feat * source_scale.unsqueeze(1)
     out = feat.new_zeros(len(indptr) - 1, feat.shape[1])
-    out.index_add_(0, target, rows[indices.long()])
+    out.index_add_(0, _destinations(indptr), rows[indices.long()])
     if target_scale is not None:
         out = out * target_scale.unsqueeze(1)
     return out if more is None else more + out
@@ -287,3 +287,71 @@ def linear_relu_backward(
     g = grad * (out > 0)
     to_feat = g @ weight.T if wanted else feat.new_empty(0, feat.shape[1])
     return to_feat, feat.T @ g, g.sum(0)
+
+
+def _destinations(indptr: Tensor) -> Tensor:
+    """The destination of every edge in the order of `indices`, [E]."""
+    every = torch.arange(len(indptr) - 1, device=indptr.device)
+    return every.repeat_interleave(indptr.diff())
+
+
+def attention_sum(
+    indptr: Tensor,
+    indices: Tensor,
+    back_indptr: Tensor,
+    back_indices: Tensor,
+    back_edges: Tensor,
+    feat: Tensor,
+    source: Tensor,
+    target: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    """(out, attention) of a graph attention layer: for every head, over the in-edges j -> i,
+
+    e_ij = leaky_relu(source[j] + target[i]), a_i = softmax(e_i), out[i] = sum_j a_ij feat[j].
+
+    feat [N, H, F], source [N, H], target [M, H]; out [M, H, F], 0 without in-edges; attention
+    [E, H] in the order of `indices`, without a gradient of its own.
+    """
+    to = _destinations(indptr)
+    e = F.leaky_relu(source.index_select(0, indices) + target.index_select(0, to), slope)  # [E, H]
+    top = target.new_full(target.shape, -torch.inf)
+    top.scatter_reduce_(0, to.unsqueeze(1).expand_as(e), e, "amax")
+    power = (e - top.index_select(0, to)).exp()
+    total = target.new_zeros(target.shape).index_add_(0, to, power)
+    attention = power / total.index_select(0, to)
+    out = feat.new_zeros(len(target), *feat.shape[1:])
+    out.index_add_(0, to, attention.unsqueeze(-1) * feat.index_select(0, indices))
+    return out, attention
+
+
+def attention_sum_backward(
+    grad: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    back_indptr: Tensor,
+    back_indices: Tensor,
+    back_edges: Tensor,
+    feat: Tensor,
+    source: Tensor,
+    target: Tensor,
+    attention: Tensor,
+    slope: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients to feat, source and target of sum(grad * out):
+
+    da_ij = <grad[i], feat[j]>, de_ij = a_ij (da_ij - sum_k a_ik da_ik) leaky_relu'(e_ij),
+    dfeat[j] = sum_i a_ij grad[i], dsource[j] = sum_i de_ij, dtarget[i] = sum_j de_ij.
+    """
+    to = _destinations(indptr)
+    grad = grad.index_select(0, to)  # [E, H, F]
+    da = (grad * feat.index_select(0, indices)).sum(-1)  # [E, H]
+    mean = target.new_zeros(target.shape).index_add_(0, to, attention * da)
+    positive = source.index_select(0, indices) + target.index_select(0, to) > 0
+    de = attention * (da - mean.index_select(0, to))
+    de = de.where(positive, slope * de)
+    return (
+        feat.new_zeros(feat.shape).index_add_(0, indices, attention.unsqueeze(-1) * grad),
+        source.new_zeros(source.shape).index_add_(0, indices, de),
+        target.new_zeros(target.shape).index_add_(0, to, de),
+    )

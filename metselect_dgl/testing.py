@@ -67,6 +67,19 @@ def make_case(
     return Case(layers, labels, index, n_classes, weights, biases)
 
 
+def compressed_edges(src: Tensor, dst: Tensor, n_src: int, n_dst: int) -> tuple[Tensor, ...]:
+    """(indptr, indices, back_indptr, back_indices, back_edges) of the edges src -> dst."""
+
+    def starts(end: Tensor, n: int) -> Tensor:
+        return torch.cat([end.new_zeros(1), torch.bincount(end, minlength=n).cumsum(0)])
+
+    into = dst.argsort(stable=True)
+    src, dst = src[into], dst[into]
+    out_of = src.argsort(stable=True)
+    back = (starts(src, n_src), dst[out_of].int(), out_of.int())
+    return starts(dst, n_dst), src.int(), *back
+
+
 def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, factor: float = 2.0) -> None:
     """`actual` is no further from the float64 result `exact` than `factor` times what `plain`,
     the obvious torch expression in the same dtype, is, plus one rounding of the largest entry."""

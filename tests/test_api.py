@@ -32,6 +32,7 @@ PUBLIC = {
     ],
     "metselect_dgl.functional": [
         "Moments",
+        "attention_sum",
         "class_distances",
         "fourth_moments",
         "linear_relu",

@@ -12,6 +12,8 @@ from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect
 from metselect_dgl.testing import make_case
 
 FUSED = {
+    "gat": (GAT, {}),
+    "gat-2": (GAT, {"heads": 2}),
     "gcn": (GCN, {}),
     "gcn-once": (GCN, {"propagate_once": True}),
     "gin": (GIN, {}),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import assert_close
+from metselect_dgl.testing import assert_close, compressed_edges
 
 OPS = torch.ops.metselect
 
@@ -12,17 +12,11 @@ OPS = torch.ops.metselect
 def edges(targets: int, sources: int, n_edges: int, seed: int = 0) -> tuple:
     """Random CSR, by target and by source, and the dense matrix."""
     draw = torch.Generator().manual_seed(seed)
-    dense = torch.zeros(targets, sources)
-    at = torch.randint(targets, (n_edges,), generator=draw).sort().values
+    at = torch.randint(targets, (n_edges,), generator=draw)
     source = torch.randint(sources, (n_edges,), generator=draw)
-    dense.index_put_((at, source), torch.ones(n_edges), accumulate=True)
-    order = source.argsort(stable=True)
-    pointers = [
-        torch.cat([torch.zeros(1, dtype=torch.long), torch.bincount(ends, minlength=n).cumsum(0)])
-        for ends, n in ((at, targets), (source, sources))
-    ]
-    csr = pointers[0], source.int(), pointers[1], at[order].int()
-    return csr, dense.double()
+    dense = torch.zeros(targets, sources, dtype=torch.float64)
+    dense.index_put_((at, source), torch.ones(n_edges, dtype=torch.float64), accumulate=True)
+    return compressed_edges(source, at, sources, targets)[:4], dense
 
 
 @pytest.mark.parametrize("threads", [1, 2])

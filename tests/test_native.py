@@ -209,7 +209,17 @@ def test_shapes_that_do_not_fit_are_refused():
 
 def test_the_ops_pass_their_tests_on_the_reference():
     """Where the extension is built, the other tests run on it; these run without."""
-    names = ("moments", "whitening", "class_distances", "select_layer", "ops")
+    names = (
+        "moments",
+        "whitening",
+        "class_distances",
+        "select_layer",
+        "selected_cross_entropy",
+        "attention_sum",
+        "graph_ops",
+        "fused",
+        "ops",
+    )
     here = os.path.dirname(__file__)
     files = [os.path.join(here, f"test_{name}.py") for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]

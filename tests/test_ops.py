@@ -5,7 +5,7 @@ import torch
 
 from metselect_dgl import functional as MF
 from metselect_dgl import ops
-from metselect_dgl.testing import make_case
+from metselect_dgl.testing import compressed_edges, make_case
 
 CHECKS = (
     "test_schema",
@@ -26,6 +26,11 @@ def arguments(name: str, picked: int | None) -> tuple:
     decoders = (layers, case.weights, case.biases, layer)
     one = torch.ones(2, dtype=torch.float64)
     index = [case.index] * 2
+    edges = compressed_edges(torch.arange(30) % 5, torch.arange(30) % 7, 5, 8)
+    feat, source, target = (
+        torch.randn(size, dtype=torch.float64, requires_grad=not name.endswith("backward"))
+        for size in ((5, 2, 3), (5, 2), (8, 2))
+    )
     loops = torch.arange(21), torch.arange(20, dtype=torch.int32)  # each node its own neighbour
     weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     out = torch.randn(20, 4, dtype=torch.float64)
@@ -42,6 +47,16 @@ def arguments(name: str, picked: int | None) -> tuple:
         "neighbour_sum": (*loops, *loops, None, None, layers[0], plain[1][:, :3]),
         "linear_relu": (layers[0], weight, case.biases[0]),
         "linear_relu_backward": (out, plain[0], weight.detach(), out, True),
+        "attention_sum": (*edges, feat, source, target, 0.2),
+        "attention_sum_backward": (
+            torch.randn(8, 2, 3, dtype=torch.float64),
+            *edges,
+            feat,
+            source,
+            target,
+            torch.rand(30, 2, dtype=torch.float64),
+            0.2,
+        ),
     }[name]
 
 

@@ -54,7 +54,7 @@ void distances(const Tensor& z, const Metric& metric, T* out) {
 Tensor class_distances(TensorList layers, TensorList means, TensorList factors, const Tensor& valid,
                        const Indices& index) {
   const int64_t n = check_layers(layers, index, means), classes = valid.size(0);
-  Tensor dist2 = at::empty({static_cast<int64_t>(layers.size()), n, classes}, layers[0].options());
+  Tensor dist2 = fresh({static_cast<int64_t>(layers.size()), n, classes}, layers[0].options());
   const std::vector<Metric> known = metrics(means, factors, valid);
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor h = unit_stride(layers[depth]);
@@ -81,7 +81,7 @@ std::vector<Tensor> class_distances_backward(const Tensor& grad, TensorList laye
     const Tensor h = unit_stride(layers[depth]);
     const Metric& metric = known[depth];
     const int64_t shares = has_duplicates(index.get(depth), h.size(0)) ? 1 : workers(n);
-    Tensor out = at::zeros(h.sizes(), h.options());
+    Tensor out = fresh_zeros(h.sizes(), h.options());
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "class_distances_backward", [&] {
       const Picked<scalar_t> picked(h, index.get(depth));
       over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t) {

@@ -22,7 +22,7 @@ Tensor linear_relu(const Tensor& feat, const Tensor& weight, const Tensor& bias)
   const int64_t n = feat.size(0), in = weight.size(0), out_feats = weight.size(1);
   TORCH_CHECK(bias.dim() == 1 && bias.size(0) == out_feats, "bias has shape ", bias.sizes());
   const Tensor h = unit_stride(feat), w = weight.contiguous(), b = bias.contiguous();
-  Tensor out = at::empty({n, out_feats}, feat.options());
+  Tensor out = fresh({n, out_feats}, feat.options());
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "linear_relu", [&] {
     const scalar_t *rows = h.const_data_ptr<scalar_t>(), *shift = b.const_data_ptr<scalar_t>();
     const Matrix<const scalar_t> map{w.const_data_ptr<scalar_t>(), out_feats};
@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor& grad, cons
               "grad has shape ", grad.sizes(), ", out ", out.sizes());
   const Tensor h = unit_stride(feat), w = weight.contiguous(), g = grad.contiguous(),
                o = out.contiguous();
-  Tensor to_feat = at::empty({wanted ? n : 0, in}, feat.options());
+  Tensor to_feat = fresh({wanted ? n : 0, in}, feat.options());
   Tensor to_weight = at::zeros({in, out_feats}, feat.options());
   Tensor to_bias = at::zeros({out_feats}, feat.options().dtype(at::kDouble));
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "linear_relu_backward", [&] {

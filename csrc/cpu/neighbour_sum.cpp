@@ -19,42 +19,41 @@ struct Scaled {
   const T* more;  // null: zeros
 };
 
-#define METSELECT_ROWS(T)                                                               \
-  METSELECT_CLONES void rows(const Scaled<T>& in, int64_t begin, int64_t end, T* out) { \
-    sum_rows<T>(in, begin, end, out);                                                   \
-  }
+constexpr int64_t kAhead = 8;   // edges between asking for a row and using it
+constexpr int64_t kBlock = 64;  // columns whose sums stay in registers
 
-constexpr int64_t kAhead = 8;  // edges: rows of random nodes are fetched before they are needed
-
-template <typename T>
-inline __attribute__((always_inline)) void sum_rows(const Scaled<T>& in, int64_t begin, int64_t end,
-                                                    T* out) {
-  const int64_t width = in.width, last = in.indptr[end];
-  for (int64_t i = begin; i < end; ++i) {
-    T* __restrict__ sum = out + i * width;
-    for (int64_t d = 0; d < width; ++d) sum[d] = 0;
-    for (int64_t e = in.indptr[i]; e < in.indptr[i + 1]; ++e) {
-      if (e + kAhead < last) {
-        const T* next = in.feat + in.indices[e + kAhead] * in.stride;
-        for (int64_t d = 0; d < width; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
-      }
-      const int64_t j = in.indices[e];
-      const T* __restrict__ row = in.feat + j * in.stride;
-      const T s = in.source ? in.source[j] : T(1);
-      for (int64_t d = 0; d < width; ++d) sum[d] += s * row[d];
-    }
-    const T t = in.target ? in.target[i] : T(1);
-    if (in.more) {
-      const T* more = in.more + i * width;
-      for (int64_t d = 0; d < width; ++d) sum[d] = more[d] + t * sum[d];
-    } else if (in.target) {
-      for (int64_t d = 0; d < width; ++d) sum[d] *= t;
-    }
+// Columns [column, column + W) of row i; W = 0: `width` columns.
+template <typename T, int64_t W>
+inline __attribute__((always_inline)) void sum_columns(const Scaled<T>& in, int64_t i,
+                                                       int64_t column, int64_t width, int64_t last,
+                                                       T* __restrict__ out) {
+  const int64_t n = W ? W : width;
+  T sum[kBlock] = {};
+  for (int64_t e = in.indptr[i]; e < in.indptr[i + 1]; ++e) {
+    const T* next = in.feat + in.indices[std::min(e + kAhead, last)] * in.stride + column;
+    for (int64_t d = 0; d < n; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
+    const int64_t j = in.indices[e];
+    const T* __restrict__ row = in.feat + j * in.stride + column;
+    const T s = in.source ? in.source[j] : T(1);
+#pragma omp simd
+    for (int64_t d = 0; d < n; ++d) sum[d] += s * row[d];
   }
+  const T t = in.target ? in.target[i] : T(1);
+  const T* more = in.more ? in.more + i * in.width + column : nullptr;
+  for (int64_t d = 0; d < n; ++d) out[d] = (more ? more[d] : T(0)) + t * sum[d];
 }
 
-METSELECT_ROWS(float)
-METSELECT_ROWS(double)
+template <typename T>
+METSELECT_CLONES void rows(const Scaled<T>& in, int64_t begin, int64_t end, T* out) {
+  const int64_t last = in.indptr[end] - 1, whole = in.width / kBlock * kBlock;
+  for (int64_t i = begin; i < end; ++i) {
+    T* row = out + i * in.width;
+    for (int64_t d = 0; d < whole; d += kBlock) {
+      sum_columns<T, kBlock>(in, i, d, kBlock, last, row + d);
+    }
+    if (whole < in.width) sum_columns<T, 0>(in, i, whole, in.width - whole, last, row + whole);
+  }
+}
 
 OptionalTensor checked(const OptionalTensor& value, at::IntArrayRef shape, const Tensor& like,
                        const char* name) {
@@ -77,7 +76,7 @@ Tensor neighbour_sum(const Tensor& indptr, const Tensor& indices, const Tensor& 
   const OptionalTensor source = checked(source_scale, {feat.size(0)}, feat, "source_scale"),
                        target = checked(target_scale, {n}, feat, "target_scale"),
                        start = checked(more, {n, width}, feat, "more");
-  Tensor out = at::empty({n, width}, feat.options());
+  Tensor out = fresh({n, width}, feat.options());
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "neighbour_sum", [&] {
     const auto data = [](const OptionalTensor& value) {
       return value ? value->const_data_ptr<scalar_t>() : nullptr;

@@ -13,6 +13,7 @@
 
 #include "gemm.h"
 #include "metric.h"
+#include "softmax.h"
 
 namespace metselect {
 namespace {
@@ -26,8 +27,8 @@ Rule parse(c10::string_view rule) {
   return Rule::kOpposite;
 }
 
-// One layer, and its logits a = rows slope^T - offset with the temperature worked in; the offset
-// of a class without nodes is infinite.
+// One layer, and its logits a = rows slope^T + offset with the temperature worked in; the offset
+// of a class without nodes is -inf.
 template <typename T>
 struct Scored {
   Picked<T> h;
@@ -41,14 +42,14 @@ struct Scored {
     for (int64_t i = 0; i < known.slope.numel(); ++i) slope.push_back(s[i] / temperature);
     for (int64_t c = 0; c < valid.size(0); ++c) {
       const bool seen = valid[c].item<bool>();
-      offset.push_back(seen ? o[c] / temperature : std::numeric_limits<T>::infinity());
+      offset.push_back(seen ? -o[c] / temperature : -std::numeric_limits<T>::infinity());
     }
   }
 
   int64_t classes() const { return static_cast<int64_t>(offset.size()); }
 
   void logits(const T* rows, int64_t n, T* a) const {
-    for (int64_t i = 0; i < n * classes(); ++i) a[i] = -offset[i % classes()];
+    for (int64_t i = 0; i < n; ++i) std::copy_n(offset.data(), classes(), a + i * classes());
     gemm<T>(n, classes(), h.width, {rows, h.width}, Matrix<const T>{slope.data(), h.width}.t(), 1,
             {a, classes()});
   }
@@ -57,12 +58,11 @@ struct Scored {
 // What one thread works in.
 template <typename T>
 struct Space {
-  std::vector<T> rows, whitened, score;
+  std::vector<T> rows, whitened, logits, top, sum, score;
   std::vector<int64_t> answer;
-  Tensor logits;
 
-  Space(const std::vector<Scored<T>>& layers, const at::TensorOptions& options)
-      : score(kTile), answer(kTile), logits(at::empty({kTile * layers[0].classes()}, options)) {
+  explicit Space(const std::vector<Scored<T>>& layers)
+      : logits(kTile * layers[0].classes()), top(kTile), sum(kTile), score(kTile), answer(kTile) {
     int64_t widest = 0, whitest = 0;
     for (const auto& layer : layers) {
       widest = std::max(widest, layer.h.width);
@@ -89,40 +89,29 @@ T squared_distance(const T* z, const T* middle, int64_t width) {
 }
 
 template <typename T>
-T largest(const T* row, int64_t n) {
-  T top = row[0];
-#pragma omp simd reduction(max : top)
-  for (int64_t c = 1; c < n; ++c) top = std::max(top, row[c]);
-  return top;
-}
-
-template <typename T>
-void best_classes(const T* a, int64_t n, int64_t classes, int64_t* answer) {
+METSELECT_CLONES void best_classes(const T* a, int64_t n, int64_t classes, int64_t* answer) {
   for (int64_t i = 0; i < n; ++i, a += classes) {
-    answer[i] = std::find(a, a + classes, largest(a, classes)) - a;
-    if (answer[i] == classes) answer[i] = 0;  // not a number
+    T top = a[0];
+#pragma omp simd reduction(max : top)
+    for (int64_t c = 1; c < classes; ++c) top = a[c] > top ? a[c] : top;
+    int64_t at = 0;
+    while (at + 1 < classes && a[at] != top) ++at;
+    answer[i] = at;
   }
 }
 
 // score = a_y - logsumexp_{c != y} a_c; the logits are used up.
 template <typename T>
-void log_odds(Tensor& logits, int64_t n, int64_t classes, const int64_t* asked, T* score) {
-  T* a = logits.mutable_data_ptr<T>();
+void log_odds(T* a, int64_t n, int64_t classes, const int64_t* asked, T* top, T* sum, T* score) {
   for (int64_t i = 0; i < n; ++i) {
-    T* row = a + i * classes;
-    score[i] = row[asked[i]];
-    row[asked[i]] = -std::numeric_limits<T>::infinity();
-    const T top = largest(row, classes);
-    score[i] -= top;
-    if (std::isinf(top)) continue;
-    for (int64_t c = 0; c < classes; ++c) row[c] -= top;
+    T& own = a[i * classes + asked[i]];
+    score[i] = own;
+    own = -std::numeric_limits<T>::infinity();
   }
-  logits.narrow(0, 0, n * classes).exp_();
+  exponentials(a, n, classes, top, sum);
   for (int64_t i = 0; i < n; ++i) {
-    T sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < classes; ++c) sum += a[i * classes + c];
-    if (!std::isinf(score[i])) score[i] -= std::log(sum);
+    // a rest of -inf, of a single class, has the sum 0
+    score[i] -= sum[i] > 0 ? top[i] + std::log(sum[i]) : -std::numeric_limits<T>::infinity();
   }
 }
 
@@ -148,7 +137,7 @@ void share_of_nodes(const std::vector<Scored<T>>& layers, const int64_t* labels,
     const int64_t n = std::min(end, start + kTile) - start;
     for (size_t depth = 0; depth < layers.size(); ++depth) {
       const Scored<T>& layer = layers[depth];
-      T* a = space.logits.template mutable_data_ptr<T>();
+      T* a = space.logits.data();
       centered(layer.h, layer.metric, start, start + n, space.rows.data());
       layer.logits(space.rows.data(), n, a);
       best_classes(a, n, classes, space.answer.data());
@@ -156,7 +145,7 @@ void share_of_nodes(const std::vector<Scored<T>>& layers, const int64_t* labels,
       if (rule == Rule::kDistance) {
         nearness(layer, space.rows.data(), n, asked, space.whitened.data(), space.score.data());
       } else {
-        log_odds(space.logits, n, classes, asked, space.score.data());
+        log_odds(a, n, classes, asked, space.top.data(), space.sum.data(), space.score.data());
       }
       for (int64_t i = 0; i < n; ++i) {
         const T score = space.score[i], side = rule == Rule::kOpposite ? -score : score;
@@ -193,8 +182,7 @@ std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList me
     Best<scalar_t> best{layer.mutable_data_ptr<int64_t>(), answer.mutable_data_ptr<int64_t>(),
                         score.mutable_data_ptr<scalar_t>(), std::vector<scalar_t>(n)};
     over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
-      share_of_nodes(scored, truth, parsed, begin, end, Space<scalar_t>(scored, score.options()),
-                     best);
+      share_of_nodes(scored, truth, parsed, begin, end, Space<scalar_t>(scored), best);
     });
   });
   return {layer, answer, score};

@@ -14,6 +14,7 @@
 #include <numeric>
 
 #include "gemm.h"
+#include "softmax.h"
 
 namespace metselect {
 namespace {
@@ -136,32 +137,33 @@ struct Objective {
   double other;  // k of the others
 };
 
-// Replaces a by da = k (p - onehot) and returns sum_i k_i (-log p_y).
+// What one thread works in.
 template <typename T>
-double cross_entropy(Tensor& logits, const Tile<T>& tile, int64_t depth, int64_t classes,
-                     const Objective& objective) {
-  T* a = logits.mutable_data_ptr<T>();
+struct Space {
+  std::vector<T> logits, top, sum, rows;
+
+  explicit Space(int64_t classes) : logits(kTile * classes), top(kTile), sum(kTile) {}
+};
+
+// Replaces the logits a by da = k (p - onehot) and returns sum_i k_i (-log p_y).
+template <typename T>
+double cross_entropy(const Tile<T>& tile, int64_t depth, int64_t classes,
+                     const Objective& objective, Space<T>& space) {
+  T* a = space.logits.data();
   double loss = 0;
+  const auto weight = [&](int64_t at) {
+    return objective.layer[at] == depth ? objective.own : objective.other;
+  };
   for (int64_t i = 0; i < tile.size(); ++i) {
-    T *row = a + i * classes, top = row[0];
-#pragma omp simd reduction(max : top)
-    for (int64_t c = 1; c < classes; ++c) top = std::max(top, row[c]);
-    for (int64_t c = 0; c < classes; ++c) row[c] -= top;
-    const int64_t at = tile.place[i];
-    const double k = objective.layer[at] == depth ? objective.own : objective.other;
-    loss -= k * row[objective.labels[at]];
+    loss -= weight(tile.place[i]) * a[i * classes + objective.labels[tile.place[i]]];
   }
-  logits.narrow(0, 0, tile.size() * classes).exp_();
-  for (int64_t i = 0; i < tile.size(); ++i) {
-    T *row = a + i * classes, sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < classes; ++c) sum += row[c];
-    const int64_t at = tile.place[i];
-    const double k = objective.layer[at] == depth ? objective.own : objective.other;
-    loss += k * std::log(sum);
-    const T scale = k / sum;
-    for (int64_t c = 0; c < classes; ++c) row[c] *= scale;
-    row[objective.labels[at]] -= k;
+  exponentials(a, tile.size(), classes, space.top.data(), space.sum.data());
+  for (int64_t i = 0; i < tile.size(); ++i, a += classes) {
+    const double k = weight(tile.place[i]);
+    loss += k * (space.top[i] + std::log(static_cast<double>(space.sum[i])));
+    const T scale = k / space.sum[i];
+    for (int64_t c = 0; c < classes; ++c) a[c] *= scale;
+    a[objective.labels[tile.place[i]]] -= k;
   }
   return loss;
 }
@@ -207,7 +209,8 @@ struct Pass {
     int64_t shares = workers(n);
     for (size_t depth = 0; gradients && depth < layers.size(); ++depth) {
       const Tensor& h = layers[depth];
-      to_layers.push_back(wanted[depth] ? at::zeros(h.sizes(), options) : at::empty({0}, options));
+      to_layers.push_back(wanted[depth] ? fresh_zeros(h.sizes(), options)
+                                        : at::empty({0}, options));
       to_weights.push_back(at::zeros(weights[depth].sizes(), options));
       to_biases.push_back(at::zeros(biases[depth].sizes(), options));
       // two threads must not add to the same row
@@ -245,9 +248,8 @@ struct Pass {
       const int64_t size = gradients ? classes : 0;
       sums.push_back({std::vector<T>(size * each.h.width), std::vector<double>(size)});
     }
-    Tensor space = at::empty({kTile * classes}, logits.options());
-    T *a = space.mutable_data_ptr<T>(), *out = logits.mutable_data_ptr<T>();
-    std::vector<T> buffer;
+    Space<T> space(classes);
+    T *a = space.logits.data(), *out = logits.mutable_data_ptr<T>();
     double sum = 0;
     const auto of_tile = [&](int64_t depth, const Tile<T>& tile) {
       decode(known[depth], tile, classes, a);
@@ -255,10 +257,10 @@ struct Pass {
         if (objective.layer[tile.place[i]] != depth) continue;
         std::copy_n(a + i * classes, classes, out + tile.place[i] * classes);
       }
-      sum += cross_entropy(space, tile, depth, classes, objective);
+      sum += cross_entropy(tile, depth, classes, objective, space);
       if (!gradients) return;
       T* rows = to_layers[depth].numel() ? to_layers[depth].mutable_data_ptr<T>() : nullptr;
-      backward(known[depth], tile, a, classes, sums[depth], buffer, rows);
+      backward(known[depth], tile, a, classes, sums[depth], space.rows, rows);
     };
     decoded_tiles(known, objective.layer, deep, begin, end, of_tile);
     return sum;

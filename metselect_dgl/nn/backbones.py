@@ -302,6 +302,19 @@ class GAT(Backbone):
         allow = self.allow_zero_in_degree
         return GATConv(in_feats, width, self.heads, allow_zero_in_degree=allow)
 
+    def fused_conv(self, conv, edges, h, index):
+        """The attention vectors are multiplied by the weights first: they see h, not its image."""
+        weight = conv.fc.weight.view(self.heads, -1, h.shape[1])  # [H, F, D]
+        ends = torch.cat(
+            [(attn[0].unsqueeze(-1) * weight).sum(1) for attn in (conv.attn_l, conv.attn_r)]
+        )
+        source, target = (h @ ends.T).split(self.heads, 1)  # [N, H] each
+        feat = conv.fc(h).view(len(h), self.heads, -1)
+        target = target if index is None else target[index]
+        slope = conv.leaky_relu.negative_slope
+        out = MF.attention_sum(*edges[:5], feat, source, target, slope=slope)
+        return torch.relu(out.flatten(1) + conv.bias), h
+
 
 class GIN(Backbone):
     """Layers of :class:`dgl.nn.GINConv`: MLP((1 + eps) h + sum of neighbours).
