@@ -42,7 +42,8 @@ inline std::vector<Metric> metrics(TensorList means, TensorList factors, const T
 
 // Rows [begin, end) of `h` minus the centre.
 template <typename T>
-void centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end, T* out) {
+METSELECT_CLONES void centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
+                               T* out) {
   const T* center = metric.center.const_data_ptr<T>();
   for (int64_t i = begin; i < end; ++i, out += h.width) {
     const T* row = h[i];

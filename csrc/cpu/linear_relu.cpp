@@ -2,10 +2,7 @@
 //
 //   g = grad where out > 0:  dh = g W^T,  dW = h^T g,  db = sum g
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
-#include "gemm.h"
+#include "linear.h"
 
 namespace metselect {
 namespace {
@@ -15,6 +12,11 @@ void check_linear(const Tensor& feat, const Tensor& weight) {
               "feat has shape ", feat.sizes(), ", weight ", weight.sizes());
   TORCH_CHECK(feat.scalar_type() == weight.scalar_type(), "feat is ", feat.scalar_type(),
               ", weight ", weight.scalar_type());
+}
+
+template <typename T>
+METSELECT_CLONES void relu(T* a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) a[i] = a[i] < 0 ? T{0} : a[i];
 }
 
 Tensor linear_relu(const Tensor& feat, const Tensor& weight, const Tensor& bias) {
@@ -34,19 +36,18 @@ Tensor linear_relu(const Tensor& feat, const Tensor& weight, const Tensor& bias)
         for (int64_t i = 0; i < size; ++i) std::copy_n(shift, out_feats, tile + i * out_feats);
         gemm<scalar_t>(size, out_feats, in, {rows + start * h.stride(0), h.stride(0)}, map, 1,
                        {tile, out_feats});
-        for (int64_t i = 0; i < size * out_feats; ++i) tile[i] = tile[i] < 0 ? 0 : tile[i];
+        relu(tile, size * out_feats);
       }
     });
   });
   return out;
 }
 
-// The sums of one thread.
+// g = grad where out > 0
 template <typename T>
-struct Sums {
-  std::vector<T> weight;     // [D, K]
-  std::vector<double> bias;  // [K]
-};
+METSELECT_CLONES void gate(const T* grad, const T* out, int64_t n, T* __restrict__ g) {
+  for (int64_t i = 0; i < n; ++i) g[i] = out[i] > 0 ? grad[i] : T{0};
+}
 
 std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor& grad, const Tensor& feat,
                                                         const Tensor& weight, const Tensor& out,
@@ -58,42 +59,28 @@ std::tuple<Tensor, Tensor, Tensor> linear_relu_backward(const Tensor& grad, cons
   const Tensor h = unit_stride(feat), w = weight.contiguous(), g = grad.contiguous(),
                o = out.contiguous();
   Tensor to_feat = fresh({wanted ? n : 0, in}, feat.options());
-  Tensor to_weight = at::zeros({in, out_feats}, feat.options());
-  Tensor to_bias = at::zeros({out_feats}, feat.options().dtype(at::kDouble));
+  Tensor to_weight, to_bias;
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "linear_relu_backward", [&] {
+    using T = scalar_t;
     const int64_t shares = workers(n);
-    std::vector<Sums<scalar_t>> parts(shares);
-    const Matrix<const scalar_t> map{w.const_data_ptr<scalar_t>(), out_feats};
+    std::vector<LinearSums<T>> parts(shares, LinearSums<T>(out_feats, in));
+    const Matrix<const T> map{w.const_data_ptr<T>(), out_feats};
     over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
-      Sums<scalar_t>& sums = parts[worker];
-      sums.weight.resize(in * out_feats);
-      sums.bias.resize(out_feats);
-      std::vector<scalar_t> space(kTile * out_feats);
+      std::vector<T> space(kTile * out_feats);
       for (int64_t start = begin; start < end; start += kTile) {
-        const int64_t size = std::min(end, start + kTile) - start;
-        const scalar_t* slope = g.const_data_ptr<scalar_t>() + start * out_feats;
-        const scalar_t* result = o.const_data_ptr<scalar_t>() + start * out_feats;
-        for (int64_t i = 0; i < size * out_feats; ++i) space[i] = result[i] > 0 ? slope[i] : 0;
-        const Matrix<const scalar_t> tile{space.data(), out_feats};
-        const Matrix<const scalar_t> rows{h.const_data_ptr<scalar_t>() + start * h.stride(0),
-                                          h.stride(0)};
-        gemm<scalar_t>(in, out_feats, size, rows.t(), tile, 1, {sums.weight.data(), out_feats});
-        for (int64_t i = 0; i < size; ++i) {
-          for (int64_t c = 0; c < out_feats; ++c) sums.bias[c] += space[i * out_feats + c];
-        }
+        const int64_t size = std::min(end, start + kTile) - start, first = start * out_feats;
+        gate(g.const_data_ptr<T>() + first, o.const_data_ptr<T>() + first, size * out_feats,
+             space.data());
+        const T* rows = h.const_data_ptr<T>() + start * h.stride(0);
+        parts[worker].add({rows, h.stride(0)}, space.data(), size, in);
         if (!wanted) continue;
-        gemm<scalar_t>(size, in, out_feats, tile, map.t(), 0,
-                       {to_feat.mutable_data_ptr<scalar_t>() + start * in, in});
+        gemm<T>(size, in, out_feats, {space.data(), out_feats}, map.t(), 0,
+                {to_feat.mutable_data_ptr<T>() + start * in, in});
       }
     });
-    for (const auto& part : parts) {
-      scalar_t* dw = to_weight.mutable_data_ptr<scalar_t>();
-      double* db = to_bias.mutable_data_ptr<double>();
-      for (size_t i = 0; i < part.weight.size(); ++i) dw[i] += part.weight[i];
-      for (size_t c = 0; c < part.bias.size(); ++c) db[c] += part.bias[c];
-    }
+    std::tie(to_weight, to_bias) = total(parts, in, feat);
   });
-  return {to_feat, to_weight, to_bias.to(feat.scalar_type())};
+  return {to_feat, to_weight.t().contiguous(), to_bias};
 }
 
 }  // namespace

@@ -23,17 +23,33 @@ struct Sums {
 
 // Fills `tile` with the residuals of rows [begin, end) and returns the largest magnitude.
 template <typename T>
-T fill(const Picked<T>& h, const int64_t* y, const T* shift, int64_t begin, int64_t end, T* tile) {
+METSELECT_CLONES T fill(const Picked<T>& h, const int64_t* y, const T* shift, int64_t begin,
+                        int64_t end, T* tile) {
   T largest = 0;
   for (int64_t i = begin; i < end; ++i, tile += h.width) {
     const T *row = h[i], *mean = shift + y[i] * h.width;
 #pragma omp simd reduction(max : largest)
     for (int64_t d = 0; d < h.width; ++d) {
       tile[d] = row[d] - mean[d];
-      largest = std::max(largest, std::abs(tile[d]));
+      const T size = tile[d] < 0 ? -tile[d] : tile[d];
+      largest = size > largest ? size : largest;
     }
   }
   return largest;
+}
+
+template <typename T>
+METSELECT_CLONES void add_by_class(const T* r, const int64_t* y, int64_t n, int64_t width,
+                                   double* __restrict__ total) {
+  for (int64_t i = 0; i < n; ++i, r += width) {
+    for (int64_t d = 0; d < width; ++d) total[y[i] * width + d] += r[d];
+  }
+}
+
+template <typename T>
+METSELECT_CLONES void add_scaled(const T* product, int64_t n, double unit,
+                                 double* __restrict__ gram) {
+  for (int64_t i = 0; i < n; ++i) gram[i] += unit * product[i];
 }
 
 // The exponent by which a tile is scaled; 0 for every ordinary one.
@@ -54,18 +70,14 @@ void share_of_layer(const Picked<T>& h, const int64_t* y, const T* shift, int64_
   for (int64_t start = begin; start < end; start += kTile) {
     const int64_t stop = std::min(end, start + kTile);
     const int exponent = extreme(fill(h, y, shift, start, stop, tile.data()));
-    const T* r = tile.data();
-    for (int64_t i = start; i < stop; ++i, r += width) {
-      double* into = total + y[i] * width;
-      for (int64_t d = 0; d < width; ++d) into[d] += r[d];
-    }
+    add_by_class(tile.data(), y + start, stop - start, width, total);
     if (exponent) {
       for (T& value : tile) value = std::ldexp(value, -exponent);
     }
     const Matrix<const T> rows{tile.data(), width};
     gemm<T>(width, width, stop - start, rows.t(), rows, 0, {product.data(), width});
     const double unit = std::ldexp(1.0, 2 * exponent);
-    for (int64_t d = 0; d < width * width; ++d) gram[d] += unit * product[d];
+    add_scaled(product.data(), width * width, unit, gram);
   }
 }
 

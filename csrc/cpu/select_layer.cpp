@@ -91,9 +91,7 @@ T squared_distance(const T* z, const T* middle, int64_t width) {
 template <typename T>
 METSELECT_CLONES void best_classes(const T* a, int64_t n, int64_t classes, int64_t* answer) {
   for (int64_t i = 0; i < n; ++i, a += classes) {
-    T top = a[0];
-#pragma omp simd reduction(max : top)
-    for (int64_t c = 1; c < classes; ++c) top = a[c] > top ? a[c] : top;
+    const T top = largest(a, classes);
     int64_t at = 0;
     while (at + 1 < classes && a[at] != top) ++at;
     answer[i] = at;

@@ -7,13 +7,10 @@
 //
 // With deep supervision every layer decodes every row of the tile; without, only its own.
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include <cmath>
 #include <numeric>
 
-#include "gemm.h"
+#include "linear.h"
 #include "softmax.h"
 
 namespace metselect {
@@ -145,6 +142,13 @@ struct Space {
   explicit Space(int64_t classes) : logits(kTile * classes), top(kTile), sum(kTile) {}
 };
 
+template <typename T>
+METSELECT_CLONES void scale_rows(T* a, const T* scale, int64_t n, int64_t width) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t c = 0; c < width; ++c) a[i * width + c] *= scale[i];
+  }
+}
+
 // Replaces the logits a by da = k (p - onehot) and returns sum_i k_i (-log p_y).
 template <typename T>
 double cross_entropy(const Tile<T>& tile, int64_t depth, int64_t classes,
@@ -158,36 +162,27 @@ double cross_entropy(const Tile<T>& tile, int64_t depth, int64_t classes,
     loss -= weight(tile.place[i]) * a[i * classes + objective.labels[tile.place[i]]];
   }
   exponentials(a, tile.size(), classes, space.top.data(), space.sum.data());
-  for (int64_t i = 0; i < tile.size(); ++i, a += classes) {
+  for (int64_t i = 0; i < tile.size(); ++i) {
     const double k = weight(tile.place[i]);
-    loss += k * (space.top[i] + std::log(static_cast<double>(space.sum[i])));
-    const T scale = k / space.sum[i];
-    for (int64_t c = 0; c < classes; ++c) a[c] *= scale;
-    a[objective.labels[tile.place[i]]] -= k;
+    loss += k * (space.top[i] + std::log(space.sum[i]));
+    space.sum[i] = k / space.sum[i];
+  }
+  scale_rows(a, space.sum.data(), tile.size(), classes);
+  for (int64_t i = 0; i < tile.size(); ++i) {
+    a[i * classes + objective.labels[tile.place[i]]] -= weight(tile.place[i]);
   }
   return loss;
 }
 
-// dW and db of one thread and layer; the short sums of a bias show every rounding.
-template <typename T>
-struct Sums {
-  std::vector<T> weight;     // [C, D]
-  std::vector<double> bias;  // [C]
-};
-
 // dW, db and dh of a tile from da.
 template <typename T>
-void backward(const Decoder<T>& decoder, const Tile<T>& tile, const T* da, int64_t classes,
-              Sums<T>& sums, std::vector<T>& buffer, T* to_layer) {
-  const int64_t width = decoder.h.width, n = tile.size();
-  const Matrix<const T> slope{da, classes};
-  gemm<T>(classes, width, n, slope.t(), {tile.rows, tile.stride}, 1, {sums.weight.data(), width});
-  for (int64_t i = 0; i < n; ++i) {
-    for (int64_t c = 0; c < classes; ++c) sums.bias[c] += da[i * classes + c];
-  }
+void backward(const Decoder<T>& decoder, const Tile<T>& tile, const T* da, LinearSums<T>& sums,
+              std::vector<T>& buffer, T* to_layer) {
+  const int64_t width = decoder.h.width, n = tile.size(), classes = sums.classes();
+  sums.add({tile.rows, tile.stride}, da, n, width);
   if (!to_layer) return;
   buffer.resize(n * width);
-  gemm<T>(n, width, classes, slope, {decoder.weight, width}, 0, {buffer.data(), width});
+  gemm<T>(n, width, classes, {da, classes}, {decoder.weight, width}, 0, {buffer.data(), width});
   for (int64_t i = 0; i < n; ++i) {
     add_rows(&buffer[i * width], decoder.h, tile.place[i], 1, to_layer);
   }
@@ -203,7 +198,7 @@ struct Pass {
   Tensor logits, loss;
   std::vector<Tensor> to_layers, to_weights, to_biases;
 
-  // Gradients that are not wanted stay empty.
+  // Gradients that are not wanted stay empty. Returns into how many shares the rows may be split.
   int64_t allocate(const c10::List<bool>& wanted) {
     const auto options = logits.options();
     int64_t shares = workers(n);
@@ -211,8 +206,6 @@ struct Pass {
       const Tensor& h = layers[depth];
       to_layers.push_back(wanted[depth] ? fresh_zeros(h.sizes(), options)
                                         : at::empty({0}, options));
-      to_weights.push_back(at::zeros(weights[depth].sizes(), options));
-      to_biases.push_back(at::zeros(biases[depth].sizes(), options));
       // two threads must not add to the same row
       if (wanted[depth] && has_duplicates(index.get(depth), h.size(0))) shares = 1;
     }
@@ -223,31 +216,25 @@ struct Pass {
   void run(int64_t shares) {
     const auto known = decoders<T>(layers, index, weights, biases);
     std::vector<double> losses(shares, 0);
-    std::vector<std::vector<Sums<T>>> sums(shares);
+    std::vector<std::vector<LinearSums<T>>> sums;  // of every layer and thread
+    for (size_t depth = 0; gradients && depth < known.size(); ++depth) {
+      sums.emplace_back(shares, LinearSums<T>(classes, known[depth].h.width));
+    }
     over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
-      losses[worker] = share_of_nodes(known, begin, end, sums[worker]);
+      losses[worker] = share_of_nodes(known, begin, end, worker, sums);
     });
     loss.fill_(n ? std::accumulate(losses.begin(), losses.end(), 0.0) : std::nan(""));
-    for (size_t depth = 0; depth < to_weights.size(); ++depth) {
-      Tensor bias = to_biases[depth].to(at::kDouble);
-      for (const auto& part : sums) {
-        T* dw = to_weights[depth].mutable_data_ptr<T>();
-        double* db = bias.mutable_data_ptr<double>();
-        for (int64_t i = 0; i < to_weights[depth].numel(); ++i) dw[i] += part[depth].weight[i];
-        for (int64_t c = 0; c < classes; ++c) db[c] += part[depth].bias[c];
-      }
-      to_biases[depth].copy_(bias);
+    for (size_t depth = 0; depth < sums.size(); ++depth) {
+      auto [dw, db] = total(sums[depth], known[depth].h.width, logits);
+      to_weights.push_back(dw);
+      to_biases.push_back(db);
     }
   }
 
-  // Returns the loss of rows [begin, end); `sums` are those of backward, of every layer.
+  // Returns the loss of rows [begin, end).
   template <typename T>
   double share_of_nodes(const std::vector<Decoder<T>>& known, int64_t begin, int64_t end,
-                        std::vector<Sums<T>>& sums) {
-    for (const auto& each : known) {
-      const int64_t size = gradients ? classes : 0;
-      sums.push_back({std::vector<T>(size * each.h.width), std::vector<double>(size)});
-    }
+                        int64_t worker, std::vector<std::vector<LinearSums<T>>>& sums) {
     Space<T> space(classes);
     T *a = space.logits.data(), *out = logits.mutable_data_ptr<T>();
     double sum = 0;
@@ -260,7 +247,7 @@ struct Pass {
       sum += cross_entropy(tile, depth, classes, objective, space);
       if (!gradients) return;
       T* rows = to_layers[depth].numel() ? to_layers[depth].mutable_data_ptr<T>() : nullptr;
-      backward(known[depth], tile, a, classes, sums[depth], space.rows, rows);
+      backward(known[depth], tile, a, sums[depth][worker], space.rows, rows);
     };
     decoded_tiles(known, objective.layer, deep, begin, end, of_tile);
     return sum;

@@ -1,0 +1,57 @@
+// The gradient of a linear map, summed tile by tile.
+#pragma once
+
+#include <ATen/ops/zeros.h>
+
+#include "gemm.h"
+
+namespace metselect {
+
+// sums += the columns of a [n, width], through `tile`
+template <typename T>
+METSELECT_CLONES void add_columns(const T* a, int64_t n, int64_t width, T* __restrict__ tile,
+                                  double* __restrict__ sums) {
+  for (int64_t c = 0; c < width; ++c) tile[c] = 0;
+  for (int64_t i = 0; i < n; ++i, a += width) {
+    for (int64_t c = 0; c < width; ++c) tile[c] += a[c];
+  }
+  for (int64_t c = 0; c < width; ++c) sums[c] += tile[c];
+}
+
+// dW = slope^T rows and db = sum of slope over the tiles of one thread. The columns of a tile are
+// summed in the dtype of the layer, the tiles in float64: a short sum shows every rounding.
+template <typename T>
+struct LinearSums {
+  std::vector<T> weight;     // [C, D]
+  std::vector<double> bias;  // [C]
+  std::vector<T> tile;       // [C]
+
+  LinearSums(int64_t classes, int64_t width)
+      : weight(classes * width), bias(classes), tile(classes) {}
+
+  int64_t classes() const { return static_cast<int64_t>(bias.size()); }
+
+  void add(Matrix<const T> rows, const T* slope, int64_t n, int64_t width) {
+    const Matrix<const T> s{slope, classes()};
+    gemm<T>(classes(), width, n, s.t(), rows, 1, {weight.data(), width});
+    add_columns(slope, n, classes(), tile.data(), bias.data());
+  }
+};
+
+// The sums of all threads, in the dtype of `like`: [C, D] and [C].
+template <typename T>
+std::tuple<Tensor, Tensor> total(const std::vector<LinearSums<T>>& parts, int64_t width,
+                                 const Tensor& like) {
+  const int64_t classes = parts[0].classes();
+  Tensor weight = at::zeros({classes, width}, like.options());
+  Tensor bias = at::zeros({classes}, like.options().dtype(at::kDouble));
+  for (const auto& part : parts) {
+    T* dw = weight.mutable_data_ptr<T>();
+    double* db = bias.mutable_data_ptr<double>();
+    for (int64_t i = 0; i < weight.numel(); ++i) dw[i] += part.weight[i];
+    for (int64_t c = 0; c < classes; ++c) db[c] += part.bias[c];
+  }
+  return {weight, bias.to(like.scalar_type())};
+}
+
+}  // namespace metselect
