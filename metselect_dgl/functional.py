@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from . import ops
 from .checks import check_finite, check_labels
-from .reference import TILE, log_odds
+from .reference import log_odds
 
 __all__ = [
     "Moments",
@@ -33,6 +34,7 @@ __all__ = [
     "whitening",
 ]
 
+_SAMPLED = 512
 RULES = ("confidence", "distance", "opposite")
 Index = Tensor | None | Sequence[Tensor | None]
 _ops = torch.ops.metselect
@@ -154,17 +156,16 @@ def moments(
         raise ValueError("labels hold -1 (not labelled); leave those nodes out of index")
     layers = [h.detach() for h in layers]
     if shifts is None:
-        sample = _sample(labels, n_classes)
-        pairs = zip(layers, index, strict=True)
-        shifts = [_sampled_means(h, labels, sample, n_classes, rows) for h, rows in pairs]
+        shifts = _sampled_means(layers, labels, n_classes, index)
     count, sums, grams = _ops.moments(layers, labels, index, list(shifts))
     return Moments(count, list(shifts), sums, grams)
 
 
 def _sample(labels: Tensor, n_classes: int) -> Tensor:
-    """About TILE rows, evenly spread, and the first of every class, in whatever order they are."""
+    """Some rows, evenly spread, and the first of every class, in whatever order they are: one row
+    is as near to its class mean as the others are."""
     n = len(labels)
-    every, step = torch.arange(n, device=labels.device), n // TILE
+    every, step = torch.arange(n, device=labels.device), n // _SAMPLED
     if step <= 1:
         return every
     first = labels.new_full((n_classes,), n).scatter_reduce(0, labels, every, "amin")
@@ -172,14 +173,14 @@ def _sample(labels: Tensor, n_classes: int) -> Tensor:
 
 
 def _sampled_means(
-    h: Tensor, labels: Tensor, sample: Tensor, n_classes: int, index: Tensor | None
-) -> Tensor:
-    """Class means of the sampled rows; 0 for a class without nodes."""
-    y = labels[sample]
-    rows = h[sample if index is None else index[sample]].double()
-    total = rows.new_zeros(n_classes, h.shape[1]).index_add_(0, y, rows)
-    count = torch.bincount(y, minlength=n_classes).clamp(min=1)
-    return (total / count.unsqueeze(1)).to(h.dtype)
+    layers: list[Tensor], labels: Tensor, n_classes: int, index: list[Tensor | None]
+) -> list[Tensor]:
+    """Class means of a sample of the rows of every layer; 0 for a class without nodes."""
+    sample = _sample(labels, n_classes)
+    member = F.one_hot(labels[sample], n_classes).double()  # [s, C]
+    share = (member / member.sum(0).clamp(min=1)).T
+    rows = [h[sample if at is None else at[sample]] for h, at in zip(layers, index, strict=True)]
+    return [(share @ h.double()).to(h.dtype) for h in rows]
 
 
 def whitening(

@@ -503,3 +503,13 @@ def test_a_setting_that_is_not_given_is_left_to_the_selector(name):
         )
         own = Config(selector=name, select="temperature", deep_supervision=0.5).build(4, 3)
         assert (own.head.select, own.head.deep_supervision) == ("temperature", 0.5)
+
+
+@pytest.mark.parametrize(("flag", "kept"), [([], True), (["--no-keep-memory"], False)])
+def test_freed_memory_is_kept_unless_told_otherwise(flag, kept, tiny_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("METSELECT_KEEP_MEMORY", "")  # restored afterwards
+    calls = []
+    monkeypatch.setattr("metselect_dgl.ops.keep_freed_memory", lambda: calls.append(1))
+    words = f"train --dataset tiny --hidden 8 --epochs 1 --data-dir {tiny_dir} --out {tmp_path}"
+    assert cli.main([*flag, *words.split()]) == 0
+    assert bool(calls) == kept

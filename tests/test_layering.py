@@ -24,7 +24,7 @@ ALONE = ("__init__", "doctor")  # import nothing of the package; anyone may impo
 HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
 HEIGHT |= dict.fromkeys(ALONE, -1)
 ENGINES = {"_C", "kernels", "reference"}
-BORROWED = {"log_odds", "TILE"}  # what functional may take from reference
+BORROWED = {"log_odds"}  # what functional may take from reference
 
 
 def part_of(path: str) -> str:
@@ -166,7 +166,7 @@ GOOD = {
     "down": ("metselect_dgl/experiments/grid.py", "from ..config import Config"),
     "far-down": ("metselect_dgl/nn/heads.py", "from .. import functional as MF"),
     "engines-in-ops": ("metselect_dgl/ops.py", "from . import _C, kernels, reference"),
-    "borrowed": ("metselect_dgl/functional.py", "from .reference import TILE, log_odds"),
+    "borrowed": ("metselect_dgl/functional.py", "from .reference import log_odds"),
     "dgl": ("metselect_dgl/nn/ndls.py", "import dgl"),
     "dgl-above": ("metselect_dgl/evaluate.py", "import dgl"),
     "triton": ("kernels/moments.py", "import triton\nfrom .tiles import load"),

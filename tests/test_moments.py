@@ -146,3 +146,33 @@ def test_near_the_end_of_float32():
     covariance = MF.moments([h], torch.arange(50) % 2, 2).covariances()[0]
     exact = pooled(h.double().numpy(), np.arange(50) % 2)
     np.testing.assert_allclose(covariance, exact, rtol=1e-5, atol=1e-5 * exact.max())
+
+
+@pytest.mark.parametrize("picked", [None, 40], ids=["all", "picked"])
+def test_batch_by_batch(picked):
+    """An accumulator that takes in batches holds what one pass finds."""
+    case = make_case(90, (5, 8), picked=picked)
+    whole = MF.moments(case.layers, case.labels, 4, index=case.index)
+    every = torch.arange(90) if case.index is None else case.index
+    parts = MF.moments(case.layers, case.labels[:7], 4, index=every[:7])
+    for start in range(7, len(every), 20):
+        some = slice(start, start + 20)
+        parts.add(case.layers, case.labels[some], every[some])
+    assert torch.equal(parts.count, whole.count)
+    for a, b in zip(parts.means(), whole.means(), strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(parts.covariances(), whole.covariances(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_of_a_linear_image():
+    """Moments of W h + b without making it, and put in among other layers."""
+    case = make_case(90, (5, 8))
+    weight, bias = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    direct = MF.moments([case.layers[0] @ weight.T + bias, case.layers[1]], case.labels, 4)
+    image = MF.moments(case.layers[:1], case.labels, 4).mapped(weight, bias)
+    joined = MF.moments(case.layers[1:], case.labels, 4).with_layer(0, image)
+    for a, b in zip(joined.means(), direct.means(), strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(joined.covariances(), direct.covariances(), strict=True):
+        torch.testing.assert_close(a, b)

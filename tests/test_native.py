@@ -207,6 +207,33 @@ def test_shapes_that_do_not_fit_are_refused():
         OPS.class_distances(2 * case.layers, means, factors, valid, [None, None])
 
 
+@native
+def test_freed_memory_is_kept():
+    """Pages of a freed tensor serve the next one of its size, unless told otherwise."""
+    code = """
+import resource, torch
+from metselect_dgl import ops
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(12_000_000)  # 48 MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+usual = faults()
+print(ops.keep_freed_memory(), [faults() for _ in range(5)][-1] < usual / 4)
+print(ops.keep_freed_memory(False), faults() > usual / 2)
+"""
+    done = python(code, "native")
+    assert done.stdout.split() == ["True"] * 4, done.stdout + done.stderr
+
+
+def test_nothing_is_kept_without_the_extension():
+    done = python("from metselect_dgl import ops; print(ops.keep_freed_memory())", "reference")
+    assert done.stdout.strip() == "False"
+
+
 def test_the_ops_pass_their_tests_on_the_reference():
     """Where the extension is built, the other tests run on it; these run without."""
     names = (
