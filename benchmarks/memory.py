@@ -1,4 +1,5 @@
-"""Peak memory of the head beyond its inputs and outputs, at a million nodes."""
+"""Peak memory of the head beyond its inputs and outputs, at a million nodes: with all layers at
+hand, and in inference with one layer after the other."""
 
 import argparse
 import ctypes
@@ -45,21 +46,43 @@ def head(layers, labels) -> None:
     MF.select_layer(layers, means, factors)
 
 
-def outputs_mb() -> float:
-    """Layer and class as int64, the score as float32."""
-    return N * (8 + 8 + 4) / 2**20
+def one_by_one(layers: int):
+    """Layers that are made when they are asked for, as a backbone does."""
+    for seed in range(layers):
+        yield torch.randn(N, D, generator=torch.Generator().manual_seed(seed))
+
+
+def megabytes(*shapes: tuple[int, int]) -> float:
+    """Of (numbers, bytes each)."""
+    return sum(count * size for count, size in shapes) / 2**20
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
+    print(f"N = {N:,}, D = {D}, L = {L}, C = {C}")
     layers, labels = inputs()
-    head([h[:5000] for h in layers], labels[:5000])  # what libraries allocate once
+    small = [h[:5000] for h in layers]
+    head(small, labels[:5000])  # what libraries allocate once
     before = give_back()
     head(layers, labels)
     extra = status_mb("VmHWM") - before
-    print(f"N = {N:,}, D = {D}, L = {L}, C = {C}: layers {L * N * D * 4 / 2**20:.0f} MB")
-    print(f"peak beyond them: {extra:.1f} MB, outputs {outputs_mb():.1f} MB")
-    print(f"extra memory of the head: {extra - outputs_mb():.1f} MB")
+    outputs = megabytes((N, 8), (N, 8), (N, 4))  # layer, class, score
+    print(f"moments and selection, all layers at hand ({megabytes((L * N * D, 4)):.0f} MB):")
+    print(f"  peak beyond them {extra:.1f} MB, outputs {outputs:.1f} MB")
+    print(f"  extra memory of the head: {extra - outputs:.1f} MB")
+
+    moments = MF.moments(small, labels[:5000], C)
+    means = [each.float() for each in moments.means()]
+    factors = [each.float() for each in MF.whitening(moments)]
+    weights, biases = [torch.randn(C, D)] * L, [torch.zeros(C)] * L
+    del layers, small, labels
+    before = give_back()
+    MF.select_and_decode(one_by_one(L), means, factors, weights, biases)
+    extra = status_mb("VmHWM") - before
+    layer, logits = megabytes((N * D, 4)), megabytes((N * C, 4))
+    print("selection and decoding, one layer after the other:")
+    print(f"  peak {extra:.0f} MB: a layer {layer:.0f} MB, the logits {logits:.0f} MB")
+    print(f"  and {extra - layer - logits:.0f} MB more")
 
 
 if __name__ == "__main__":

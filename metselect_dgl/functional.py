@@ -389,8 +389,9 @@ def select_and_decode(
             logits = selected_logits([h], weight, bias, layer)
             best, score = rank.clone(), found
         rows = (rank > best).nonzero().squeeze(1)
-        own = selected_logits([h], weight, bias, torch.zeros_like(rows), index=rows)
-        logits.index_copy_(0, rows, own)
+        for some in rows.split(65536):
+            own = selected_logits([h], weight, bias, torch.zeros_like(some), index=some)
+            logits.index_copy_(0, some, own)
         layer[rows], best[rows], score[rows] = depth, rank[rows], found[rows]
         depth += 1  # noqa: SIM113  enumerate would hold on to the layer
         del h  # before the next one is made

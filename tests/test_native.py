@@ -208,6 +208,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 
 @native
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="a sanitizer brings its own allocator")
 def test_freed_memory_is_kept():
     """Pages of a freed tensor serve the next one of its size, unless told otherwise."""
     code = """
