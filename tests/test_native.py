@@ -13,6 +13,10 @@ from metselect_dgl.testing import assert_close, make_case
 native = pytest.mark.skipif(
     not ops.NATIVE, reason="the extension is not built, or METSELECT_BACKEND is reference"
 )
+unsanitized = pytest.mark.skipif(
+    "ASAN_OPTIONS" in os.environ,
+    reason="a sanitizer brings its own allocator, and looks at nothing in the reference",
+)
 OPS = torch.ops.metselect
 
 
@@ -54,7 +58,7 @@ def test_a_request_that_cannot_be_met_raises():
 
 @native
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("picked", [None, 1500], ids=["all", "picked"])
+@pytest.mark.parametrize("picked", [None, 1500, 0], ids=["all", "picked", "none"])
 @pytest.mark.parametrize("n", [1, 511, 513, 2100])
 class TestAgainstTheReference:
     """Sizes around the tile of 512 rows; ragged widths; a class without nodes."""
@@ -79,7 +83,7 @@ class TestAgainstTheReference:
 
         plain = getattr(reference, name)
         ours, again = (getattr(OPS, name)(*inputs) for _ in range(2))
-        torch.testing.assert_close(ours, again, rtol=0, atol=0)
+        torch.testing.assert_close(ours, again, rtol=0, atol=0, equal_nan=True)
         return ours, plain(*map(wide, inputs)), plain(*inputs)
 
     def metric(self):
@@ -112,7 +116,7 @@ class TestAgainstTheReference:
         t = torch.tensor([1.0, 2.0, 0.5])
         ours, exact, plain = self.both("select_layer", *self.metric(), t, self.index, labels, rule)
         same = ours[0] == exact[0]
-        assert same.double().mean() >= (plain[0] == exact[0]).double().mean() - 1e-3
+        assert same.sum() >= (plain[0] == exact[0]).sum() - 1e-3 * len(same)
         assert torch.equal(ours[1][same], exact[1][same])
         if same.any():
             assert_close(ours[2][same], exact[2][same], plain[2][same])
@@ -208,7 +212,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 
 @native
-@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="a sanitizer brings its own allocator")
+@unsanitized
 def test_freed_memory_is_kept():
     """Pages of a freed tensor serve the next one of its size, unless told otherwise."""
     code = """
@@ -235,6 +239,7 @@ def test_nothing_is_kept_without_the_extension():
     assert done.stdout.strip() == "False"
 
 
+@unsanitized
 def test_the_ops_pass_their_tests_on_the_reference():
     """Where the extension is built, the other tests run on it; these run without."""
     names = (
