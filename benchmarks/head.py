@@ -27,7 +27,7 @@ def rows(width: int, n_layers: int, seed: int = 0) -> tuple[list[torch.Tensor], 
 
 
 def ours(layers, labels, n_classes):
-    """(layer, score), and the shrinkage for the others to use."""
+    """(layer, score) by the package; the shrinkage, which the others are given, included."""
     moments = MF.moments(layers, labels, n_classes)
     dtype = layers[0].dtype
     means, factors = (
@@ -60,7 +60,7 @@ def measure(width: int, n_layers: int, rounds: int, against_paper: bool = True) 
     expected = careful_torch([h.double() for h in layers], labels, n_classes, rho)
     for name, run in contestants.items():
         agree(run(), expected, name)
-    contestants["bare products"] = lambda: bare_products(layers, n_classes)
+    contestants["bare products"] = bare_products(layers, n_classes)
     return interleaved(contestants, rounds)
 
 

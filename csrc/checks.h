@@ -28,7 +28,7 @@ using OptionalTensor = std::optional<Tensor>;
 using Indices = c10::List<std::optional<Tensor>>;  // of each layer; none: all rows in order
 
 // The same source for several instruction sets, chosen when the library is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define METSELECT_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define METSELECT_CLONES
@@ -76,9 +76,12 @@ inline int64_t check_layers(TensorList layers, const Indices& index, TensorList 
   int64_t rows = -1;
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor &h = layers[depth], &c = constants[depth];
-    TORCH_CHECK(
-        h.dim() == 2 && c.dim() == 2 && h.size(1) == c.size(1) && c.size(0) == constants[0].size(0),
-        "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
+    TORCH_CHECK(h.dim() == 2 && c.dim() == 2 && h.size(1) == c.size(1) && c.size(0) > 0 &&
+                    c.size(0) == constants[0].size(0),
+                "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
+    TORCH_CHECK(h.scalar_type() == c.scalar_type() && h.scalar_type() == layers[0].scalar_type(),
+                "layer ", depth, " is ", h.scalar_type(), ", its constants ", c.scalar_type(),
+                ", layer 0 ", layers[0].scalar_type());
     const OptionalTensor picked = index.get(depth);
     if (picked) check_numbers(*picked, h.size(0), "index");
     const int64_t here = picked ? picked->size(0) : h.size(0);
@@ -121,9 +124,10 @@ void add_rows(const T* tile, const Picked<T>& picked, int64_t start, int64_t n, 
   }
 }
 
-// Rows are read with stride 1; anything else is copied once.
+// Rows are read with stride 1 and must not overlap; anything else is copied once.
 inline Tensor unit_stride(const Tensor& h) {
-  return h.stride(1) == 1 || h.size(1) == 1 ? h : h.contiguous();
+  const bool dense = h.stride(1) == 1 || h.size(1) == 1;
+  return dense && h.stride(0) >= h.size(1) ? h : h.contiguous();
 }
 
 inline std::vector<Tensor> unit_stride(TensorList layers) {

@@ -38,6 +38,12 @@ Tensor as_tensor(const Matrix<T>& m, int64_t rows, int64_t columns) {
                        at::TensorOptions().dtype(c10::CppTypeToScalarType<Value>::value));
 }
 
+// The distance of rows that BLAS asks for: of a single row, torch may have noted any.
+template <typename T>
+int leading(const Matrix<T>& m, int64_t rows, int64_t columns) {
+  return static_cast<int>(std::max({m.stride, m.transposed ? rows : columns, int64_t{1}}));
+}
+
 // out [m, n] = a [m, k] b [k, n] + beta out
 template <typename T>
 void gemm(int64_t m, int64_t n, int64_t k, Matrix<const T> a, Matrix<const T> b, T beta,
@@ -55,7 +61,8 @@ void gemm(int64_t m, int64_t n, int64_t k, Matrix<const T> a, Matrix<const T> b,
     return;
   }
   // BLAS counts columns first, so the transposed product is asked for: out^T = b^T a^T.
-  const int rows = n, columns = m, inner = k, ldb = b.stride, lda = a.stride, ldc = out.stride;
+  const int rows = n, columns = m, inner = k;
+  const int lda = leading(a, m, k), ldb = leading(b, k, n), ldc = leading(out, m, n);
   const T one = 1;
   blas(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &rows, &columns, &inner, &one, b.data,
        &ldb, a.data, &lda, &beta, out.data, &ldc);

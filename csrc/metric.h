@@ -33,8 +33,19 @@ struct Metric {
 };
 
 inline std::vector<Metric> metrics(TensorList means, TensorList factors, const Tensor& valid) {
+  TORCH_CHECK(factors.size() == means.size(), "got ", means.size(), " means and ", factors.size(),
+              " factors");
+  TORCH_CHECK(
+      valid.dim() == 1 && valid.size(0) == means[0].size(0) && valid.scalar_type() == at::kBool,
+      "valid is ", valid.scalar_type(), " of shape ", valid.sizes(), " for ", means[0].size(0),
+      " classes");
   std::vector<Metric> out;
   for (size_t depth = 0; depth < means.size(); ++depth) {
+    const Tensor& factor = factors[depth];
+    TORCH_CHECK(factor.dim() == 2 && factor.size(1) == means[depth].size(1) &&
+                    factor.scalar_type() == means[depth].scalar_type(),
+                "factor ", depth, " is ", factor.scalar_type(), " of shape ", factor.sizes(),
+                ", its means ", means[depth].scalar_type(), " of ", means[depth].sizes());
     out.emplace_back(means[depth], factors[depth], valid);
   }
   return out;

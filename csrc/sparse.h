@@ -28,7 +28,7 @@ inline void check_small_numbers(const Tensor& value, int64_t limit, const char* 
 // Row i is indptr[i] to indptr[i + 1] of `edges` entries.
 inline void check_indptr(const Tensor& indptr, int64_t rows, int64_t edges, const char* name) {
   TORCH_CHECK(indptr.scalar_type() == at::kLong && indptr.dim() == 1 && indptr.is_contiguous() &&
-                  indptr.size(0) == rows + 1,
+                  rows >= 0 && indptr.size(0) == rows + 1,
               name, " must be a contiguous int64 vector of ", rows + 1, " entries, got ",
               indptr.scalar_type(), " of shape ", indptr.sizes());
   const int64_t* start = indptr.const_data_ptr<int64_t>();

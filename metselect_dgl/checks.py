@@ -13,25 +13,32 @@ def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "f
         raise TypeError(f"{what} is {seen}; pass a {like.dtype} tensor, for instance feat.float()")
     if feat.device != like.device:
         raise ValueError(f"{what} is on {feat.device}, the model on {like.device}; use .to()")
-    if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
-        raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
-    if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
-        raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
+    check_dtype(feat, like, what)
     if feat.dim() != 2 or feat.shape[1] != width:
         raise ValueError(f"{what} has shape {tuple(feat.shape)}, expected [{rows}, {width}]")
     if feat.shape[0] != rows:
         raise ValueError(f"{what} has {feat.shape[0]} rows for {rows} nodes")
 
 
-def check_finite(layers: Sequence[Tensor], first: int = 0) -> None:
-    """A NaN or an infinity is named by its layer, counted from `first`, and its first node."""
+def check_dtype(feat: Tensor, like: Tensor, what: str) -> None:
+    """The dtype of the parameter `like`, which must be one that can be computed with."""
+    if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
+        raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
+    if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
+        raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
+
+
+def check_finite(layers: Sequence[Tensor], first: int = 0, nodes: Tensor | None = None) -> None:
+    """A NaN or an infinity is named by its layer, counted from `first`, and its first node; rows
+    are those of `nodes`, if these are given."""
     for depth, h in enumerate(layers, first):
         if torch.isfinite(h.detach().sum()):
             continue
         bad = (~torch.isfinite(h.detach()).all(1)).nonzero()  # the sum alone may overflow
         if len(bad):
+            row = bad[0].item()
             raise ValueError(
-                f"layer {depth} of node {bad[0].item()} is not finite; "
+                f"layer {depth} of node {row if nodes is None else nodes[row]} is not finite; "
                 "check the features for NaN or inf, or lower the learning rate"
             )
 
@@ -62,7 +69,7 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
         )
     if len(labels) != rows:
         raise ValueError(f"got {len(labels)} labels for {rows} nodes")
-    labels = labels.long()  # before comparing: -1 is 255 among uint8
+    labels = labels.long().contiguous()  # before comparing: -1 is 255 among uint8
     wrong = ((labels < -1) | (labels >= n_classes)).nonzero()
     if len(wrong):
         node = wrong[0].item()
@@ -86,7 +93,7 @@ def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
         if len(index) != rows:
             raise ValueError(f"the mask has {len(index)} entries for {rows} nodes")
         return index.nonzero().squeeze(1).to(device)
-    index = index.long()
+    index = index.long().contiguous()
     wrong = ((index < 0) | (index >= rows)).nonzero()
     if len(wrong):
         raise ValueError(f"index holds node {index[wrong[0, 0]].item()}, there are {rows} nodes")

@@ -49,7 +49,7 @@ def _indices(index: Index, layers: Sequence[Tensor]) -> list[Tensor | None]:
     """One for every layer."""
     if index is None or isinstance(index, Tensor):
         index = [index] * len(layers)
-    return [None if each is None else each.long() for each in index]
+    return [None if each is None else each.long().contiguous() for each in index]
 
 
 @dataclass
@@ -331,7 +331,7 @@ def select_layer(
         raise ValueError(f"rule is {rule!r}; use one of {', '.join(RULES)}")
     metric = _metric([h.detach() for h in layers], means, factors, valid)
     temperature = _temperature(temperature, layers)
-    labels = None if labels is None else labels.long()
+    labels = None if labels is None else labels.long().contiguous()
     return _ops.select_layer(*metric, temperature, _indices(index, layers), labels, rule)
 
 
@@ -354,7 +354,7 @@ def selected_logits(
     index: Index = None,
 ) -> Tensor:
     """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
-    decoders = list(layers), list(weights), list(biases), layer.long()
+    decoders = list(layers), list(weights), list(biases), layer.long().contiguous()
     return _ops.selected_logits(*decoders, _indices(index, layers))
 
 
@@ -393,8 +393,10 @@ def select_and_decode(
             own = selected_logits([h], weight, bias, torch.zeros_like(some), index=some)
             logits.index_copy_(0, some, own)
         layer[rows], best[rows], score[rows] = depth, rank[rows], found[rows]
-        depth += 1  # noqa: SIM113  enumerate would hold on to the layer
+        depth += 1  # enumerate would hold on to the layer
         del h  # before the next one is made
+    if depth != len(means):
+        raise ValueError(f"got {depth} layers for the means of {len(means)}")
     return logits, layer, score
 
 
@@ -410,13 +412,13 @@ def selected_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """(loss, logits) of the selected decoders (Eq. 6), plus `deep_supervision` times the mean
     cross entropy of every layer's decoder on the same nodes."""
-    decoders = list(layers), list(weights), list(biases), layer.long()
+    decoders = list(layers), list(weights), list(biases), layer.long().contiguous()
     every = [*layers, *weights, *biases]
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in every)
     wanted = [h.requires_grad for h in layers] if learning else []
     picked = _indices(index, layers)
     loss, logits, *_ = _ops.selected_cross_entropy(
-        *decoders, labels.long(), picked, float(deep_supervision), wanted
+        *decoders, labels.long().contiguous(), picked, float(deep_supervision), wanted
     )
     return loss, logits
 

@@ -212,6 +212,12 @@ def _selected_logits_gradient(ctx, grad):
     return *grads, None, _constant(index)
 
 
+def _is_one(grad: Tensor) -> bool:
+    """Whether the saved gradients are already the right ones: not known while tracing, nor
+    without waiting for a GPU."""
+    return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
+
+
 def _save_cross_entropy(ctx, inputs, output):
     """The gradients were made together with the loss."""
     layers, weights, _, layer, _, index, _, wanted = inputs
@@ -221,13 +227,20 @@ def _save_cross_entropy(ctx, inputs, output):
     ctx.save_for_backward(layer, *layers, *weights, *index, *(g for part in grads for g in part))
 
 
+def _only_once(name: str) -> None:
+    """The gradients of these ops are numbers, not functions of what they were made of."""
+    if torch.is_grad_enabled() and torch._C._autograd._get_current_graph_task_keep_graph():
+        raise RuntimeError(f"{name} can be differentiated only once; leave out create_graph=True")
+
+
 def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
+    _only_once("selected_cross_entropy")
     layer, *rest = ctx.saved_tensors
     parts = [rest[at : at + ctx.depths] for at in range(0, len(rest), ctx.depths)]
     layers, weights, index, *grads = parts
     if grad_loss is None:
         grads = [[torch.zeros_like(g) for g in part] for part in grads]
-    elif type(grad_loss) is not Tensor or grad_loss.is_cuda or grad_loss.item() != 1:
+    elif not _is_one(grad_loss) or torch._C._autograd._get_current_graph_task_keep_graph():
         grads = [[g * grad_loss for g in part] for part in grads]
     if grad_logits is not None:
         backward = torch.ops.metselect.selected_logits_backward
@@ -262,6 +275,7 @@ def _save_attention_sum(ctx, inputs, output):
 
 
 def _attention_sum_gradient(ctx, grad, _):
+    _only_once("attention_sum")
     if grad is None:
         return 9 * (None,)
     grads = torch.ops.metselect.attention_sum_backward(grad, *ctx.saved_tensors, ctx.slope)
@@ -274,6 +288,7 @@ def _save_linear_relu(ctx, inputs, output):
 
 
 def _linear_relu_gradient(ctx, grad):
+    _only_once("linear_relu")
     feat, weight, out = ctx.saved_tensors
     wanted = ctx.needs_input_grad[0]
     to_feat, *rest = torch.ops.metselect.linear_relu_backward(grad, feat, weight, out, wanted)

@@ -87,6 +87,150 @@ def test_evaluation_is_dgls(small, backbone, options, num_layers):
     torch.testing.assert_close(said[0].logits, said[1].logits[part.test])
 
 
+INDICES = {
+    "permutation": lambda n: torch.randperm(n, generator=torch.Generator().manual_seed(0)),
+    "drawn": lambda n: torch.randint(n, (n,), generator=torch.Generator().manual_seed(0)),
+    "strided": lambda n: torch.arange(n)[::2],
+    "twice": lambda n: torch.arange(30).repeat(2),
+    "int32": lambda n: torch.arange(20, dtype=torch.int32),
+}
+
+
+@every_conv
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
+def test_any_index(small, backbone, options, index):
+    """Rows in any order, some of them more than once, as many as the graph has."""
+    feat, index = small.feat.double(), index(300)
+    results = []
+    for model in twins(backbone, options):
+        loss = model(small.graph, feat, small.labels, index).loss
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+    for selector in (FinalSelect, MetSelect):
+        _, ours = twins(backbone, options, selector)
+        ours.calibrate(small.graph, feat, small.labels, small.split(0).train)
+        ours.eval()
+        whole, some = ours(small.graph, feat), ours(small.graph, feat, index=index)
+        torch.testing.assert_close(some.logits, whole.logits[index])
+
+
+def other_norm(i, o):
+    return dgl.nn.GraphConv(i, o, norm="right")
+
+
+OTHERS = {
+    "norm": (GCN, other_norm),
+    "no-bias": (GCN, lambda i, o: dgl.nn.GraphConv(i, o, bias=False)),
+    "residual": (GAT, lambda i, o: dgl.nn.GATConv(i, o // 4, 4, residual=True)),
+    "mean": (GIN, lambda i, o: dgl.nn.GINConv(torch.nn.Linear(i, o), "mean")),
+}
+
+
+@pytest.mark.parametrize(("backbone", "make"), OTHERS.values(), ids=OTHERS.keys())
+def test_a_subclass_with_other_convolutions_keeps_them(small, backbone, make):
+    class Mine(backbone):
+        def make_conv(self, in_feats, out_feats):
+            return make(in_feats, out_feats)
+
+    graph = dgl.add_self_loop(small.graph)
+    model = Mine(32, 16)
+    h = small.feat
+    for conv, layer in zip(model.convs, model(graph, small.feat)[1:], strict=True):
+        h = torch.relu(conv(graph, h).flatten(1))
+        torch.testing.assert_close(layer, h)
+    with pytest.raises(ValueError, match="engine='fused' is not for Mine"):
+        Mine(32, 16, engine="fused")
+
+
+def test_hooks_are_called(small):
+    model, calls = GCN(32, 16, self_loop=True), []
+    model.convs[1].register_forward_hook(lambda *_: calls.append(1))
+    model(small.graph, small.feat)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("backbone", [GCN, GAT, GIN], ids=["gcn", "gat", "gin"])
+def test_backward_twice(small, backbone):
+    """What is kept for a second pass is not what the first one gave away."""
+    model = MetSelect(backbone(32, 16, self_loop=True), 5).double()
+    out = model(small.graph, small.feat.double(), small.labels, small.split(0).train)
+    grads = []
+    for _ in range(3):
+        out.loss.backward(retain_graph=True)
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for once, thrice in zip(grads[0], grads[2], strict=True):
+        torch.testing.assert_close(3 * once, thrice)
+
+
+def test_second_derivatives_are_refused(small):
+    model = MetSelect(GCN(32, 16, self_loop=True), 5)
+    out = model(small.graph, small.feat, small.labels, small.split(0).train)
+    with pytest.raises(RuntimeError, match="differentiated only once"):
+        torch.autograd.grad(out.loss, list(model.parameters()), create_graph=True)
+
+
+def test_a_graph_of_coordinates_alone(small):
+    graph = dgl.add_self_loop(small.graph).formats("coo")
+    model = GCN(32, 16, engine="fused")
+    plain = GCN(32, 16, engine="dgl")
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(graph, small.feat), plain(graph, small.feat))
+
+
+def test_a_bare_block(small):
+    block = dgl.to_block(dgl.in_subgraph(small.graph, torch.arange(10)), torch.arange(10))
+    model = MetSelect(GCN(32, 16, num_layers=1, allow_zero_in_degree=True), 5)
+    feat = small.feat[block.srcdata[dgl.NID]]
+    assert model(block, feat, small.labels[:10]).logits.shape == (10, 5)
+    with torch.no_grad():
+        assert model.eval()(block, feat).logits.shape == (10, 5)
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_weights_that_are_not_finite_are_told(small, name):
+    """Also of layer 0, which is not stored, and nothing of it enters the moments."""
+    part = small.split(0)
+    model = MetSelect(GCN(5, 8, self_loop=True), 5)
+    feat = small.feat[:, :5].contiguous()
+    model(small.graph, feat, small.labels, part.train)
+    before = [buffer.clone() for buffer in model.head.buffers()]
+    with torch.no_grad():
+        getattr(model.backbone.input, name).view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match=f"layer 0 of node {part.train[0]} is not finite"):
+        model(small.graph, feat, small.labels, part.train)
+    model.eval()
+    with pytest.raises(ValueError, match="layer 0 of node 0 is not finite"):
+        model(small.graph, feat)
+    with pytest.raises(ValueError, match="layer 0 of node"):
+        model(small.graph, feat, index=part.test)
+    with torch.no_grad(), pytest.raises(ValueError, match="layer 0 of node 0 is not finite"):
+        model(small.graph, feat)
+    for old, new in zip(before, model.head.buffers(), strict=True):
+        assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("backbone", [GCN, GAT, GIN], ids=["gcn", "gat", "gin"])
+def test_a_backbone_lets_go_of_its_layers(small, backbone):
+    model = backbone(32, 16, num_layers=4, self_loop=True)
+    layers, held = [], model.stream(small.graph, small.feat)
+    for expected in model(small.graph, small.feat):
+        h = next(held)
+        torch.testing.assert_close(h, expected)
+        layers.append(weakref.ref(h))
+        del h
+        alive = sum(each() is not None for each in layers)
+        assert alive <= 1, "only what the next layer is made of"
+
+
+def test_dropout_is_not_streamed_away(small):
+    model = MetSelect(GCN(32, 16, self_loop=True, dropout=0.5), 5)
+    model(small.graph, small.feat, small.labels, small.split(0).train)
+    with torch.no_grad():
+        first, second = (model(small.graph, small.feat).logits for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
 @pytest.mark.parametrize("backbone", [GCN, GIN], ids=["gcn", "gin"])
 def test_many_rows_leave_layer_0_unstored(small, backbone):
     """More than 16 nodes a feature: moments and decoder of layer 0 are worked out on X."""
@@ -196,6 +340,13 @@ def test_one_layer_after_the_other(rule):
     assert torch.equal(streamed[1], layer)
     torch.testing.assert_close(streamed[0], logits)
     torch.testing.assert_close(streamed[2], score)
+
+
+def test_a_stream_that_ends_early():
+    case = make_case(20, (3, 4))
+    decoders = {"weights": case.weights, "biases": case.biases}
+    with pytest.raises(ValueError, match="got 1 layers for the means of 2"):
+        MF.select_and_decode(case.layers[:1], **case.metric(), **decoders)
 
 
 def test_the_model_streams(small, monkeypatch):

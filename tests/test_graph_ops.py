@@ -66,6 +66,8 @@ def test_edges_that_point_outside_are_refused():
         OPS.neighbour_sum(indptr, indices + 9, *back, None, None, h, None)
     with pytest.raises(RuntimeError, match="indptr"):
         OPS.neighbour_sum(indptr + 1, indices, *back, None, None, h, None)
+    with pytest.raises(RuntimeError, match="indptr"):
+        OPS.neighbour_sum(indptr[:0], indices[:0], *back, None, None, h, None)
     with pytest.raises(RuntimeError, match="int32"):
         OPS.neighbour_sum(indptr, indices.long(), *back, None, None, h, None)
     with pytest.raises(RuntimeError, match="source_scale"):

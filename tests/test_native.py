@@ -121,12 +121,25 @@ class TestAgainstTheReference:
         if same.any():
             assert_close(ours[2][same], exact[2][same], plain[2][same])
 
+    def test_metric_logits(self):
+        t = torch.tensor([1.0, 2.0, 0.5])
+        assert_close(*self.both("metric_logits", *self.metric(), t, self.index))
+
     def choice(self):
         return torch.arange(len(self.case.labels)) % 3
 
     def test_selected_logits(self):
         decoders = self.case.layers, self.case.weights, self.case.biases, self.choice()
         assert_close(*self.both("selected_logits", *decoders, self.index))
+
+    def test_selected_logits_backward(self):
+        rows = len(self.case.labels)
+        grad = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+        inputs = grad, self.case.layers, self.case.weights, self.choice(), self.index
+        results = self.both("selected_logits_backward", *inputs)
+        for every in zip(*results, strict=True):
+            for a, b, c in zip(*every, strict=True):
+                assert_close(a, b, c)
 
     @pytest.mark.parametrize("deep", [0.0, 0.5])
     def test_selected_cross_entropy(self, deep):
@@ -158,15 +171,36 @@ class TestAgainstTheReference:
         torch.testing.assert_close(mixed, plain, rtol=0, atol=0)
 
 
+LAYOUTS = {
+    "columns": lambda h: torch.empty(6, len(h)).T.copy_(h),
+    "wide": lambda h: torch.empty(len(h), 9)[:, :6].copy_(h),
+    "expanded": lambda h: h[:1].expand(len(h), 6),
+    "one-row": lambda h: torch.empty(6, 1).T.copy_(h[:1]),
+}
+
+
 @native
-def test_strided_layers():
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layers_of_any_layout(layout):
     case = make_case(700, (6,), dtype=torch.float32)
-    metric = tuple(case.metric().values())
-    strided = torch.empty(6, 700).T.copy_(case.layers[0])
-    rows = torch.empty(700, 9)[:, :6].copy_(case.layers[0])
-    expected = OPS.class_distances(case.layers, *metric, [None])
-    for layer in (strided, rows):
-        torch.testing.assert_close(OPS.class_distances([layer], *metric, [None]), expected)
+    metric, layer = tuple(case.metric().values()), layout(case.layers[0])
+    plain, labels, one = (
+        layer.clone(memory_format=torch.contiguous_format),
+        case.labels[: len(layer)],
+        torch.ones(1),
+    )
+    choice, weights = torch.zeros(len(layer), dtype=torch.long), torch.randn(6, 5)
+    decoders = case.weights, case.biases, choice
+    for call in (
+        lambda h: OPS.moments([h], labels, [None], metric[0]),
+        lambda h: OPS.class_distances([h], *metric, [None]),
+        lambda h: OPS.metric_logits([h], *metric, one, [None]),
+        lambda h: OPS.select_layer([h], *metric, one, [None], labels, "distance"),
+        lambda h: OPS.selected_logits([h], *decoders, [None]),
+        lambda h: OPS.selected_cross_entropy([h], *decoders, labels, [None], 1.0, [True]),
+        lambda h: OPS.linear_relu(h, weights, torch.zeros(5)),
+    ):
+        torch.testing.assert_close(call(layer), call(plain))
 
 
 @native
@@ -209,6 +243,35 @@ def test_shapes_that_do_not_fit_are_refused():
         OPS.class_distances([case.layers[0][:, :2]], means, factors, valid, [None])
     with pytest.raises(RuntimeError, match="2 layers, constants of 1"):
         OPS.class_distances(2 * case.layers, means, factors, valid, [None, None])
+    one, none = torch.ones(1, dtype=torch.float64), torch.zeros(0, 3, dtype=torch.float64)
+    for wrong, match in (
+        ((means, factors, valid[:2]), "valid is Bool of shape .2. for 4 classes"),
+        ((means, [], valid), "1 means and 0 factors"),
+        ((means, [factors[0][:, :2]], valid), "factor 0 is Double of shape .3, 2."),
+        ((means, [factors[0].float()], valid), "factor 0 is Float"),
+        (([means[0].float()], factors, valid), "layer 0 is Double, its constants Float"),
+        (([none], factors, valid[:0]), "its constants .0, 3."),
+    ):
+        for call in (
+            lambda *metric: OPS.class_distances(case.layers, *metric, [None]),
+            lambda *metric: OPS.metric_logits(case.layers, *metric, one, [None]),
+            lambda *metric: OPS.select_layer(case.layers, *metric, one, [None], None, "confidence"),
+        ):
+            with pytest.raises(RuntimeError, match=match):
+                call(*wrong)
+    with pytest.raises(RuntimeError, match=r"temperature has shape .2. for 1 layers"):
+        OPS.metric_logits(case.layers, means, factors, valid, one.repeat(2), [None])
+
+
+@native
+def test_what_is_not_a_number_stays_so():
+    """A score must not come out of it as certainty."""
+    case = make_case(20, (3,))
+    case.layers[0][0, 0] = torch.inf
+    metric, t = make_case(20, (3,)).metric().values(), torch.ones(1, dtype=torch.float64)
+    _, _, score = OPS.select_layer(case.layers, *metric, t, [None], case.labels, "confidence")
+    assert torch.isnan(score[0])
+    assert torch.isfinite(score[1:]).all()
 
 
 @native
@@ -252,6 +315,11 @@ def test_the_ops_pass_their_tests_on_the_reference():
         "graph_ops",
         "fused",
         "ops",
+        "metselect",
+        "backbones",
+        "alternatives",
+        "calibration",
+        "bad_input",
     )
     here = os.path.dirname(__file__)
     files = [os.path.join(here, f"test_{name}.py") for name in names]

@@ -39,6 +39,14 @@ struct Inputs {
   T slope;
   int64_t heads;
   int64_t width;
+
+  Inputs(const Tensor& feat, const Tensor& source, const Tensor& target, double slope)
+      : feat(feat.const_data_ptr<T>()),
+        source(source.const_data_ptr<T>()),
+        target(target.const_data_ptr<T>()),
+        slope(static_cast<T>(slope)),
+        heads(feat.size(1)),
+        width(feat.size(2)) {}
 };
 
 // H and F where they are known to the compiler, 0 where they are not.
@@ -289,12 +297,7 @@ std::tuple<Tensor, Tensor> attention_sum(const Tensor& indptr, const Tensor& ind
   Tensor out = fresh({target.size(0), heads, width}, feat.options());
   Tensor attention = fresh({indices.size(0), heads}, feat.options());
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "attention_sum", [&] {
-    const Inputs<scalar_t> x{rows.const_data_ptr<scalar_t>(),
-                             far.const_data_ptr<scalar_t>(),
-                             own.const_data_ptr<scalar_t>(),
-                             static_cast<scalar_t>(slope),
-                             heads,
-                             width};
+    const Inputs<scalar_t> x(rows, far, own, slope);
     forward(Side(indptr, indices), x, attention, out);
   });
   return {out, attention};
@@ -315,12 +318,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_sum_backward(
   Tensor known = fresh({target.size(0), 2, heads}, feat.options());
   const Side in(indptr, indices), back(back_indptr, back_indices);
   AT_DISPATCH_FLOATING_TYPES(feat.scalar_type(), "attention_sum_backward", [&] {
-    const Inputs<scalar_t> x{rows.const_data_ptr<scalar_t>(),
-                             far.const_data_ptr<scalar_t>(),
-                             own.const_data_ptr<scalar_t>(),
-                             static_cast<scalar_t>(slope),
-                             heads,
-                             width};
+    const Inputs<scalar_t> x(rows, far, own, slope);
     const scalar_t *g = grads.const_data_ptr<scalar_t>(), *a = weights.const_data_ptr<scalar_t>();
     scalar_t* k = known.mutable_data_ptr<scalar_t>();
     with_sizes(heads, width, [&](auto sizes) {

@@ -1,9 +1,10 @@
-// select_layer: (layer, class, score) of every node, tile by tile, all layers of a tile in turn.
+// metric_logits, and select_layer: (layer, class, score) of every node, tile by tile, all layers of
+// a tile in turn.
 //
 // confidence, opposite: the log-odds a_y - logsumexp_{c != y} a_c of the linear logits
 //   a_c = (h . K^-1 mu_c - mu_c K^-1 mu_c / 2) / T, with h and mu taken from the centre;
 // distance: -|| R (h - mu_y) ||^2, where y is the label or, without labels, the best class.
-// Nothing of size N x L x C is stored.
+// Nothing of size N x L x C is stored, except by metric_logits, whose result that is.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -109,7 +110,7 @@ void log_odds(T* a, int64_t n, int64_t classes, const int64_t* asked, T* top, T*
   exponentials(a, n, classes, top, sum);
   for (int64_t i = 0; i < n; ++i) {
     // a rest of -inf, of a single class, has the sum 0
-    score[i] -= sum[i] > 0 ? top[i] + std::log(sum[i]) : -std::numeric_limits<T>::infinity();
+    score[i] -= sum[i] == 0 ? -std::numeric_limits<T>::infinity() : top[i] + std::log(sum[i]);
   }
 }
 
@@ -158,6 +159,43 @@ void share_of_nodes(const std::vector<Scored<T>>& layers, const int64_t* labels,
   }
 }
 
+template <typename T>
+std::vector<Scored<T>> scored_layers(const std::vector<Tensor>& rows, const Indices& index,
+                                     const std::vector<Metric>& known, const Tensor& valid,
+                                     const Tensor& temperature) {
+  TORCH_CHECK(temperature.dim() == 1 && temperature.size(0) == static_cast<int64_t>(rows.size()),
+              "temperature has shape ", temperature.sizes(), " for ", rows.size(), " layers");
+  std::vector<Scored<T>> out;
+  for (size_t depth = 0; depth < rows.size(); ++depth) {
+    out.emplace_back(rows[depth], index.get(depth), known[depth], valid,
+                     temperature[depth].item<double>());
+  }
+  return out;
+}
+
+Tensor metric_logits(TensorList layers, TensorList means, TensorList factors, const Tensor& valid,
+                     const Tensor& temperature, const Indices& index) {
+  const int64_t n = check_layers(layers, index, means), classes = valid.size(0);
+  const std::vector<Tensor> rows = unit_stride(layers);
+  const std::vector<Metric> known = metrics(means, factors, valid);
+  Tensor logits = fresh({static_cast<int64_t>(layers.size()), n, classes}, layers[0].options());
+  AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "metric_logits", [&] {
+    scalar_t* out = logits.mutable_data_ptr<scalar_t>();
+    for (const auto& layer : scored_layers<scalar_t>(rows, index, known, valid, temperature)) {
+      over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
+        std::vector<scalar_t> space(kTile * layer.h.width);
+        for (int64_t start = begin; start < end; start += kTile) {
+          const int64_t stop = std::min(end, start + kTile);
+          centered(layer.h, layer.metric, start, stop, space.data());
+          layer.logits(space.data(), stop - start, out + start * classes);
+        }
+      });
+      out += n * classes;
+    }
+  });
+  return logits;
+}
+
 std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList means,
                                                 TensorList factors, const Tensor& valid,
                                                 const Tensor& temperature, const Indices& index,
@@ -172,11 +210,7 @@ std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList me
   const std::vector<Metric> known = metrics(means, factors, valid);
   const int64_t* truth = labels ? labels->const_data_ptr<int64_t>() : nullptr;
   AT_DISPATCH_FLOATING_TYPES(score.scalar_type(), "select_layer", [&] {
-    std::vector<Scored<scalar_t>> scored;
-    for (size_t depth = 0; depth < rows.size(); ++depth) {
-      scored.emplace_back(rows[depth], index.get(depth), known[depth], valid,
-                          temperature[depth].item<double>());
-    }
+    const auto scored = scored_layers<scalar_t>(rows, index, known, valid, temperature);
     Best<scalar_t> best{layer.mutable_data_ptr<int64_t>(), answer.mutable_data_ptr<int64_t>(),
                         score.mutable_data_ptr<scalar_t>(), std::vector<scalar_t>(n)};
     over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
@@ -188,6 +222,9 @@ std::tuple<Tensor, Tensor, Tensor> select_layer(TensorList layers, TensorList me
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(metselect, CPU, m) { m.impl("select_layer", &select_layer); }
+TORCH_LIBRARY_IMPL(metselect, CPU, m) {
+  m.impl("metric_logits", &metric_logits);
+  m.impl("select_layer", &select_layer);
+}
 
 }  // namespace metselect

@@ -20,7 +20,7 @@ template <typename T>
 struct Decoder {
   Picked<T> h;
   const T* weight;  // [C, D]
-  const T* bias;    // [C]
+  const T* bias;    // [C], null where it does not matter
 };
 
 // The rows of one tile that one layer decodes: their places among the picked rows, and the data,
@@ -84,28 +84,34 @@ std::vector<Decoder<T>> decoders(const std::vector<Tensor>& layers, const Indice
   std::vector<Decoder<T>> out;
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     out.push_back({Picked<T>(layers[depth], index.get(depth)), weights[depth].const_data_ptr<T>(),
-                   biases[depth].const_data_ptr<T>()});
+                   biases.empty() ? nullptr : biases[depth].const_data_ptr<T>()});
   }
   return out;
 }
 
 int64_t check_decoders(TensorList layers, const Indices& index, TensorList weights,
-                       TensorList biases, const Tensor& layer) {
+                       const Tensor& layer) {
   const int64_t n = check_layers(layers, index, weights);
-  TORCH_CHECK(biases.size() == weights.size(), "got ", biases.size(), " biases for ",
-              weights.size(), " weights");
-  for (const Tensor& bias : biases) {
-    TORCH_CHECK(bias.dim() == 1 && bias.size(0) == weights[0].size(0), "a bias has shape ",
-                bias.sizes(), " for ", weights[0].size(0), " classes");
-  }
   check_numbers(layer, static_cast<int64_t>(layers.size()), "layer");
   TORCH_CHECK(layer.size(0) == n, "got ", layer.size(0), " choices for ", n, " rows");
   return n;
 }
 
+void check_biases(TensorList biases, TensorList weights) {
+  TORCH_CHECK(biases.size() == weights.size(), "got ", biases.size(), " biases for ",
+              weights.size(), " weights");
+  for (const Tensor& bias : biases) {
+    TORCH_CHECK(bias.dim() == 1 && bias.size(0) == weights[0].size(0) &&
+                    bias.scalar_type() == weights[0].scalar_type(),
+                "a bias is ", bias.scalar_type(), " of shape ", bias.sizes(), " for weights ",
+                weights[0].scalar_type(), " of ", weights[0].size(0), " classes");
+  }
+}
+
 Tensor selected_logits(TensorList layers, TensorList weights, TensorList biases,
                        const Tensor& layer, const Indices& index) {
-  const int64_t n = check_decoders(layers, index, weights, biases, layer);
+  const int64_t n = check_decoders(layers, index, weights, layer);
+  check_biases(biases, weights);
   const int64_t classes = weights[0].size(0);
   const std::vector<Tensor> h = unit_stride(layers), w = contiguous(weights),
                             b = contiguous(biases);
@@ -188,6 +194,47 @@ void backward(const Decoder<T>& decoder, const Tile<T>& tile, const T* da, Linea
   }
 }
 
+std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> selected_logits_backward(
+    const Tensor& grad, TensorList layers, TensorList weights, const Tensor& layer,
+    const Indices& index) {
+  const int64_t n = check_decoders(layers, index, weights, layer), classes = weights[0].size(0);
+  TORCH_CHECK(grad.dim() == 2 && grad.size(0) == n && grad.size(1) == classes &&
+                  grad.scalar_type() == layers[0].scalar_type(),
+              "grad is ", grad.scalar_type(), " of shape ", grad.sizes());
+  const std::vector<Tensor> h = unit_stride(layers), w = contiguous(weights);
+  const Tensor g = grad.contiguous();
+  std::vector<Tensor> to_layers, to_weights, to_biases;
+  AT_DISPATCH_FLOATING_TYPES(g.scalar_type(), "selected_logits_backward", [&] {
+    using T = scalar_t;
+    const auto known = decoders<T>(h, index, w, {});
+    int64_t shares = workers(n);
+    std::vector<std::vector<LinearSums<T>>> sums;
+    for (size_t depth = 0; depth < h.size(); ++depth) {
+      if (has_duplicates(index.get(depth), h[depth].size(0))) shares = 1;
+      to_layers.push_back(fresh_zeros(h[depth].sizes(), g.options()));
+    }
+    for (const auto& each : known) sums.emplace_back(shares, LinearSums<T>(classes, each.h.width));
+    over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
+      std::vector<T> da(kTile * classes), buffer;
+      decoded_tiles(known, layer.const_data_ptr<int64_t>(), false, begin, end,
+                    [&](size_t depth, const Tile<T>& tile) {
+                      for (int64_t i = 0; i < tile.size(); ++i) {
+                        std::copy_n(g.const_data_ptr<T>() + tile.place[i] * classes, classes,
+                                    &da[i * classes]);
+                      }
+                      backward(known[depth], tile, da.data(), sums[depth][worker], buffer,
+                               to_layers[depth].mutable_data_ptr<T>());
+                    });
+    });
+    for (size_t depth = 0; depth < sums.size(); ++depth) {
+      auto [dw, db] = total(sums[depth], known[depth].h.width, g);
+      to_weights.push_back(dw);
+      to_biases.push_back(db);
+    }
+  });
+  return {to_layers, to_weights, to_biases};
+}
+
 // The whole pass: what goes in, and the outputs that it fills.
 struct Pass {
   std::vector<Tensor> layers, weights, biases;
@@ -258,7 +305,8 @@ std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector
 selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
                        const Tensor& layer, const Tensor& labels, const Indices& index,
                        double deep_supervision, const c10::List<bool>& wanted) {
-  const int64_t n = check_decoders(layers, index, weights, biases, layer);
+  const int64_t n = check_decoders(layers, index, weights, layer);
+  check_biases(biases, weights);
   const int64_t classes = weights[0].size(0);
   check_labels(labels, n, classes);
   TORCH_CHECK(wanted.empty() || wanted.size() == layers.size(), "wanted has ", wanted.size(),
@@ -286,6 +334,7 @@ selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
 
 TORCH_LIBRARY_IMPL(metselect, CPU, m) {
   m.impl("selected_logits", &selected_logits);
+  m.impl("selected_logits_backward", &selected_logits_backward);
   m.impl("selected_cross_entropy", &selected_cross_entropy);
 }
 

@@ -27,9 +27,10 @@ class Adjacency(NamedTuple):
     @classmethod
     def of(cls, graph: DGLGraph, index: Tensor | None = None) -> "Adjacency":
         """The edges into all nodes, or into the nodes `index`, in that order."""
-        indptr, indices, _ = (part.long() for part in graph.adj_tensors("csc"))
-        degrees = indptr.diff()
-        out_degrees = graph.out_degrees().long()
+        source, target = (ends.long() for ends in graph.edges())  # whatever its format
+        indices = source[target.argsort(stable=True)]
+        degrees, out_degrees = graph.in_degrees().long(), graph.out_degrees().long()
+        indptr = _pointers(degrees)
         if index is not None:
             first, degrees = indptr[index], degrees[index]
             indptr = _pointers(degrees)

@@ -34,7 +34,8 @@ class Backbone(nn.Module):
     allow_zero_in_degree : let nodes without in-edges pass instead of DGL's error
     propagate_once : aggregate the features once and for all, as long as graph and features stay
         the same: the same model up to rounding. Where the features go through dropout it is done
-        anew every time, and so it is on blocks
+        anew every time, and so it is on blocks. A change of the features through ``.data`` or
+        NumPy is not seen: pass a new tensor then
     engine : ``"dgl"``: DGL's convolutions; ``"fused"``: our own of the same parameters, on a whole
         graph; ``"auto"``: fused where it is compiled
     """
@@ -80,8 +81,14 @@ class Backbone(nn.Module):
         self._picked, self._picked_too = Cache(Tensor.__getitem__), Cache(Tensor.__getitem__)
 
     def _check_can(self, what: str, wanted: bool, option: str) -> None:
-        if wanted and getattr(type(self), what) is getattr(Backbone, what):
+        if wanted and not self._knows(what):
             raise ValueError(f"{option} is not for {type(self).__name__}")
+
+    def _knows(self, what: str) -> bool:
+        """Whether the class that says `what` also says what its convolutions are: a subclass may
+        have put others in their place."""
+        owner = next(cls for cls in type(self).__mro__ if what in vars(cls))
+        return owner is not Backbone and owner.make_conv is type(self).make_conv
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """One convolution; its output is flattened to [N, out_feats]."""
@@ -125,22 +132,27 @@ class Backbone(nn.Module):
     ) -> list[Layer]:
         """The layers, of which only the rows `index` are to be used: the last one need not have
         others, and the first one is not stored."""
-        if isinstance(graph, list | tuple):
-            if len(graph) != self.num_layers:
-                raise ValueError(f"got {len(graph)} blocks for {self.num_layers} layers")
-            return self._stack_on_blocks(self._checked(list(graph), feat), feat, index)
+        if is_blocks(graph):
+            blocks = list(graph) if isinstance(graph, list | tuple) else [graph]
+            if len(blocks) != self.num_layers:
+                raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
+            return self._stack_on_blocks(self._checked(blocks, feat), feat, index)
         (graph,) = self._checked([graph], feat)
         return self._stack_on_graph(graph, feat, index)
 
-    @torch.no_grad()
     def stream(self, graph: DGLGraph, feat: Tensor) -> Iterator[Tensor]:
-        """h_0, ..., h_depth of all nodes, one after the other: none is kept for the caller."""
+        """h_0, ..., h_depth of all nodes without gradients, one after the other: each is let go of
+        when the one after the next is asked for."""
         (graph,) = self._checked([graph], feat)
-        yield self.input(feat)
+        yield self._without_gradient(lambda: self._first(feat, None).rows())
         h = feat
         for depth, conv in enumerate(self.convs):
-            h, _ = self._conv(depth, conv, graph, h, None)
+            h = self._without_gradient(self._conv, depth, conv, graph, h, None)[0]
             yield h
+
+    @torch.no_grad()
+    def _without_gradient(self, make, *args):
+        return make(*args)
 
     def _checked(self, graphs: list[DGLGraph], feat: Tensor) -> list[DGLGraph]:
         """The graphs, which fit the features, with the self-loops that are wanted."""
@@ -164,11 +176,11 @@ class Backbone(nn.Module):
         h = feat
         for depth, conv in enumerate(self.convs):
             rows = index if depth + 1 == self.num_layers and self.rows_are_independent else None
-            out, h = self._conv(depth, conv, graph, h, rows)
+            out, h, reduced = self._conv(depth, conv, graph, h, rows)
             if depth > 0:
                 layers.append(Layer(h, index))
             h = out
-        return [*layers, Layer(h, index if len(h) == len(feat) else None)]
+        return [*layers, Layer(h, None if reduced else index)]
 
     def _first(self, feat: Tensor, index: Tensor | None) -> Layer:
         """Layer 0, a linear map of the features."""
@@ -179,19 +191,20 @@ class Backbone(nn.Module):
             return layer
         return Layer(self._picked(feat, index), None, self.input)
 
-    def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor]:
-        """(the next layer, at the rows `index` if that saves anything, and `h` for further use)."""
+    def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
+        """(the next layer, `h` for further use, whether just the rows `index` were made)."""
+        reduced = index is not None
         if depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad:
             propagated = self._propagated(graph, h)
-            if index is not None:
+            if reduced:
                 propagated = self._picked_too(propagated, index)
-            return self.transform(conv, propagated, Layer(h, index)), h
-        if not self._fuses(h):
-            return self._dgl_conv(conv, graph, h), h
-        edges = (self._edges if index is None else self._edges_into)(graph, index)
+            return self.transform(conv, propagated, Layer(h, index)), h, reduced
+        if not self._fuses(conv, h):
+            return self._dgl_conv(conv, graph, h), h, False
+        edges = (self._edges_into if reduced else self._edges)(graph, index)
         dropped = self.dropout(h) if self._drops() else h
         out, again = self.fused_conv(conv, edges, dropped, index)
-        return out, h if self._drops() else again
+        return out, h if self._drops() else again, reduced
 
     def _dgl_conv(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
         dropped = self.dropout(h) if self._drops() else h
@@ -200,10 +213,12 @@ class Backbone(nn.Module):
     def _drops(self) -> bool:
         return self.training and self.dropout.p > 0
 
-    def _fuses(self, h: Tensor) -> bool:
-        able = type(self).fused_conv is not Backbone.fused_conv
+    def _fuses(self, conv: nn.Module, h: Tensor) -> bool:
+        """A hook on a convolution, and autocast, are for the convolution itself."""
         wanted = self.engine == "fused" or (self.engine == "auto" and MF.compiled(h.device))
-        return able and wanted
+        hooked = any(each._forward_hooks or each._forward_pre_hooks for each in conv.modules())
+        plain = not hooked and not torch.is_autocast_enabled(h.device.type)
+        return wanted and plain and self._knows("fused_conv")
 
     def extra_repr(self) -> str:
         return (
@@ -211,6 +226,11 @@ class Backbone(nn.Module):
             f"self_loop={self.self_loop}, propagate_once={self.propagate_once}, "
             f"engine={self.engine!r}"
         )
+
+
+def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
+    """Whether it is one block a layer, or the only one, instead of a whole graph."""
+    return isinstance(graph, list | tuple) or graph.is_block
 
 
 def n_seeds(graph: DGLGraph | Sequence[DGLGraph]) -> int:

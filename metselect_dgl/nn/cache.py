@@ -12,24 +12,25 @@ class Cache:
     """Remembers `make(*of)` for the last arguments.
 
     A graph is the same while DGL has not replaced its structure, which it does when the graph is
-    edited; a tensor is the same while its version is; other values are compared.
+    edited; a tensor is the same while its version is, which a change through ``.data`` or NumPy
+    does not touch; other values are compared.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self.make = make
-        self._parts: list = []
-        self._value = None
+        self._known: tuple[list, Any] = [], None  # the parts of the arguments, and the value
 
     def __call__(self, *of):
         parts = [_Part(value) for value in of]
-        if parts != self._parts or not all(part.tracked for part in parts):
+        known, value = self._known
+        if parts != known or not all(part.tracked for part in parts):
             with torch.inference_mode(False), torch.no_grad():  # a later call may need gradients
-                self._value = self.make(*of)
-            self._parts = parts
-        return self._value
+                value = self.make(*of)
+            self._known = parts, value
+        return value
 
     def __getstate__(self) -> dict:
-        return {"make": self.make, "_parts": [], "_value": None}
+        return {"make": self.make, "_known": ([], None)}
 
 
 class _Part:

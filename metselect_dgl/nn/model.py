@@ -8,8 +8,8 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from ..checks import check_finite, check_layers
-from .backbones import Backbone, n_seeds
+from ..checks import check_dtype, check_finite, check_layers
+from .backbones import Backbone, is_blocks, n_seeds
 from .heads import Selection
 from .layers import Layer
 from .selectors import MetSelectHead
@@ -49,28 +49,33 @@ class LayerSelect(nn.Module):
         if labels is None and index is None and self._streams(graph):
             return self.head.stream(self.backbone.stream(graph, feat))
         layers = self.layers(graph, feat, index)  # L of them, the n rows of each that are asked for
-        if not self.training:  # in training, a loss that is not finite gives it away
+        if labels is None or not self.training:
+            layers = [layer.stored() for layer in layers]
             check_finite([layer.source for layer in layers])
         said = self.choose(layers, graph, feat, labels, index)
-        if said.loss is not None and not torch.isfinite(said.loss):
-            check_finite([layer.rows() for layer in layers])
+        if said.loss is not None and not torch.isfinite(said.loss):  # cheaper than to look before
+            check_finite([layer.rows() for layer in layers], nodes=index)
         return said
 
     def _streams(self, graph) -> bool:
         """Whether nothing but the answers for a whole graph is asked for."""
         return (
             isinstance(self.backbone, Backbone)
-            and isinstance(graph, DGLGraph)
+            and not is_blocks(graph)
             and self.head.streams
+            and not self.training
             and not torch.is_grad_enabled()
         )
 
     def layers(self, graph, feat, index=None) -> list[Layer]:
         """The rows `index` of every layer."""
+        like = next(self.head.parameters())
         if isinstance(self.backbone, Backbone):
-            return self.backbone.stack(graph, feat, index)
-        head = self.head
-        layers = check_layers(self.backbone(graph, feat), head.in_feats, next(head.parameters()))
+            layers = self.backbone.stack(graph, feat, index)
+            for depth, layer in enumerate(layers):
+                check_dtype(layer.source, like, f"layer {depth}")
+            return layers
+        layers = check_layers(self.backbone(graph, feat), self.head.in_feats, like)
         return [Layer(h, index) for h in layers]
 
     def choose(self, layers, graph, feat, labels=None, index=None) -> Selection:

@@ -73,9 +73,10 @@ class Prototypes(nn.Module):
         """Set the prototypes from the given rows of every layer, whose classes are `labels`."""
         layers = [h if isinstance(h, Layer) else Layer(h) for h in layers]
         moments = self._moments(layers, labels)
-        if not all(torch.isfinite(gram.diagonal().sum()) for gram in moments.grams):
-            check_finite([layer.rows() for layer in layers])
         means = moments.means()
+        if not all(torch.isfinite(each.sum()) for each in means + moments.grams):
+            nodes = next((layer.index for layer in layers if layer.index is not None), None)
+            check_finite([layer.rows() for layer in layers], nodes=nodes)
         fourth = None
         if self.shrinkage == "ledoit_wolf":
             fourth = MF.fourth_moments([layer.rows() for layer in layers], labels, means)
