@@ -49,7 +49,7 @@ def measure(width: int, n_layers: int, rounds: int, against_paper: bool = True) 
     layers, labels = rows(width, n_layers)
     n_classes = int(labels.max()) + 1
     moments = MF.moments(layers, labels, n_classes)
-    rho = torch.stack([MF._oas(each, moments.count.sum()) for each in moments.covariances()])
+    rho = MF._oas(torch.stack(moments.covariances()), moments.count.sum())
     contestants = {
         "paper's formula": lambda: paper_formula(layers, labels, n_classes, rho.float()),
         "careful torch": lambda: careful_torch(layers, labels, n_classes, rho.float()),

@@ -204,17 +204,33 @@ def whitening(
     fourth : sum over nodes of ||h - mu||^4 per layer [L]; ``"ledoit_wolf"`` needs it
         (:func:`fourth_moments`)
     """
+    check_shrinkage(shrinkage)
     eps = torch.finfo(moments.shifts[0].dtype).eps
-    covariances = []
-    for covariance, mean in zip(moments.covariances(), moments.means(), strict=True):
-        between = mean.var(0, correction=0)
-        rounding = (4 * eps * mean.abs().amax(0)) ** 2
-        eye = torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
-        covariance = covariance if covariance.diagonal().sum() > 0 else between.mean() * eye
-        spread = covariance.diagonal() + between > rounding  # [D]
-        covariances.append(covariance * spread.any())
-    amount = _shrinkage(shrinkage, covariances, moments.count.sum(), fourth)
-    return _ops.whitening(covariances, amount, eps)
+    means, covariances = moments.means(), moments.covariances()
+    amounts = list(covariances)
+    for width in {len(covariance) for covariance in covariances}:
+        same = [depth for depth, each in enumerate(covariances) if len(each) == width]
+        mean, covariance = (
+            torch.stack([each[depth] for depth in same]) for each in (means, covariances)
+        )
+        covariance = _spread(mean, covariance, eps)
+        q = None if fourth is None else fourth[same]
+        rho = _amount(shrinkage, covariance, moments.count.sum(), q)
+        for at, depth in enumerate(same):
+            covariances[depth], amounts[depth] = covariance[at], rho[at]
+    return _ops.whitening(covariances, torch.stack(amounts), eps)
+
+
+def _spread(mean: Tensor, covariance: Tensor, eps: float) -> Tensor:
+    """The covariances [G, D, D] of layers, by class means [G, C, D] where they are 0, and 0 where
+    there is nothing but rounding."""
+    between = mean.var(1, correction=0)  # [G, D]
+    rounding = (4 * eps * mean.abs().amax(1)) ** 2
+    eye = torch.eye(covariance.shape[1], dtype=torch.float64, device=covariance.device)
+    varies = covariance.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] > 0
+    covariance = covariance.where(varies, between.mean(1)[:, None, None] * eye)
+    real = covariance.diagonal(dim1=1, dim2=2) + between > rounding
+    return covariance * real.any(1)[:, None, None]
 
 
 def check_shrinkage(kind: str | float) -> None:
@@ -226,34 +242,30 @@ def check_shrinkage(kind: str | float) -> None:
         raise ValueError(f"shrinkage is {kind!r}; use 'auto', 'oas', 'ledoit_wolf' or a number")
 
 
-def _shrinkage(kind: str | float, covariances: list[Tensor], n: Tensor, fourth) -> Tensor:
-    check_shrinkage(kind)
+def _amount(kind: str | float, covariance: Tensor, n: Tensor, fourth: Tensor | None) -> Tensor:
+    """rho of covariances [G, D, D]."""
     if kind == "ledoit_wolf":
         if fourth is None:
             raise ValueError("shrinkage='ledoit_wolf' needs fourth=fourth_moments(...)")
-        pairs = zip(covariances, fourth, strict=True)
-        return torch.stack([_ledoit_wolf(covariance, n, q) for covariance, q in pairs])
-    if isinstance(kind, str):
-        return torch.stack([_oas(covariance, n) for covariance in covariances])
-    return n.new_full((len(covariances),), kind)
+        return _ledoit_wolf(covariance, n, fourth)
+    return _oas(covariance, n) if isinstance(kind, str) else n.new_full((len(covariance),), kind)
 
 
 def _oas(covariance: Tensor, n: Tensor) -> Tensor:
     """Chen, Wiesel, Eldar and Hero (2010), Eq. 23, as scikit-learn reads it."""
-    width = len(covariance)
-    square, mean2 = covariance.square().mean(), covariance.diagonal().mean() ** 2
-    excess = (n + 1) * (square - mean2 / width)
+    square = covariance.square().mean((1, 2))
+    mean2 = covariance.diagonal(dim1=1, dim2=2).mean(1) ** 2
+    excess = (n + 1) * (square - mean2 / covariance.shape[1])
     rho = (square + mean2) / excess
     return torch.where(excess > 0, rho, torch.ones_like(rho)).clamp(max=1)
 
 
 def _ledoit_wolf(covariance: Tensor, n: Tensor, fourth: Tensor) -> Tensor:
     """Ledoit and Wolf (2004) with the covariance over n, as scikit-learn reads it."""
-    width = len(covariance)
     biased = covariance * ((n - 1).clamp(min=1) / n)
-    square = biased.square().sum()
+    square = biased.square().sum((1, 2))
     noise = (fourth / n - square) / n
-    excess = square - biased.diagonal().sum() ** 2 / width
+    excess = square - biased.diagonal(dim1=1, dim2=2).sum(1) ** 2 / covariance.shape[1]
     rho = noise.minimum(excess) / excess
     return torch.where(excess > 0, rho, torch.ones_like(rho)).clamp(min=0)
 
