@@ -447,10 +447,13 @@ def neighbour_sum(
     back_indices: Tensor,
     feat: Tensor,
     *,
+    weights: Tensor | None = None,
+    back_weights: Tensor | None = None,
     source_scale: Tensor | None = None,
     target_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(sums, feat): sums_i = t_i times the sum over in-edges j -> i of s_j h_j, and `feat` again.
+    """(sums, feat): sums_i = t_i times the sum over in-edges j -> i of w_ij s_j h_j, and `feat`
+    again.
 
     What else is made of `feat` should be made of the one returned: the gradient of that use is
     then added inside the sum along the reversed edges, not in a pass of its own.
@@ -459,9 +462,10 @@ def neighbour_sum(
     ----------
     indptr, indices : the in-edges of target i come from sources `indices[indptr[i]:indptr[i + 1]]`
     back_indptr, back_indices : the same edges by source: where they go
+    weights, back_weights : w [E] of the edges in either order; both or none
     source_scale, target_scale : s [N] and t [M]; ones by default
     """
-    edges = indptr, indices, back_indptr, back_indices
+    edges = indptr, indices, back_indptr, back_indices, weights, back_weights
     return _NeighbourSum.apply(feat, *edges, source_scale, target_scale)
 
 
@@ -500,8 +504,6 @@ class _NeighbourSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, other):
-        indptr, indices, back_indptr, back_indices, source_scale, target_scale = ctx.saved_tensors
         if grad is not None:
-            back = back_indptr, back_indices, indptr, indices, target_scale, source_scale
-            other = _ops.neighbour_sum(*back, grad, other)
-        return other, None, None, None, None, None, None
+            other = _ops.neighbour_sum(*ops.reversed_edges(*ctx.saved_tensors), grad, other)
+        return other, *(8 * [None])

@@ -30,8 +30,8 @@ _SCHEMAS = (
     " Tensor?[] index) -> (Tensor[], Tensor[], Tensor[])",
     f"selected_cross_entropy({_DECODERS}, Tensor labels, Tensor?[] index, float deep_supervision,"
     " bool[] wanted) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])",
-    f"neighbour_sum({_EDGES}, Tensor? source_scale, Tensor? target_scale, Tensor feat,"
-    " Tensor? more) -> Tensor",
+    f"neighbour_sum({_EDGES}, Tensor? weights, Tensor? back_weights, Tensor? source_scale,"
+    " Tensor? target_scale, Tensor feat, Tensor? more) -> Tensor",
     f"attention_sum({_EDGES}, Tensor back_edges, Tensor feat, Tensor source, Tensor target,"
     " float slope) -> (Tensor out, Tensor attention)",
     f"attention_sum_backward(Tensor grad, {_EDGES}, Tensor back_edges, Tensor feat, Tensor source,"
@@ -138,7 +138,8 @@ def _selected_cross_entropy_fake(
     return loss, logits, to_layers, _like(weights), _like(biases)
 
 
-def _neighbour_sum_fake(indptr, indices, back_indptr, back_indices, s, t, feat, more):
+def _neighbour_sum_fake(indptr, *indices_to_more):
+    feat = indices_to_more[-2]
     return feat.new_empty(indptr.shape[0] - 1, feat.shape[1])
 
 
@@ -252,18 +253,23 @@ def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
     return to_layers, to_weights, to_biases, None, None, _constant(index), None, None
 
 
+def reversed_edges(
+    indptr, indices, back_indptr, back_indices, weights, back_weights, source_scale, target_scale
+) -> tuple:
+    """The arguments of the neighbour_sum along which its gradient returns."""
+    edges = back_indptr, back_indices, indptr, indices
+    return *edges, back_weights, weights, target_scale, source_scale
+
+
 def _save_neighbour_sum(ctx, inputs, output):
-    *edges, source_scale, target_scale, _, more = inputs
-    ctx.save_for_backward(*edges, source_scale, target_scale)
+    *edges_and_scales, _, more = inputs
+    ctx.save_for_backward(*edges_and_scales)
     ctx.more = more is not None
 
 
 def _neighbour_sum_gradient(ctx, grad):
-    indptr, indices, back_indptr, back_indices, source_scale, target_scale = ctx.saved_tensors
-    to_feat = torch.ops.metselect.neighbour_sum(
-        back_indptr, back_indices, indptr, indices, target_scale, source_scale, grad, None
-    )
-    return *(6 * [None]), to_feat, grad if ctx.more else None
+    to_feat = torch.ops.metselect.neighbour_sum(*reversed_edges(*ctx.saved_tensors), grad, None)
+    return *(8 * [None]), to_feat, grad if ctx.more else None
 
 
 def _save_attention_sum(ctx, inputs, output):

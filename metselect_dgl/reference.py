@@ -261,15 +261,22 @@ def neighbour_sum(
     indices: Tensor,
     back_indptr: Tensor,
     back_indices: Tensor,
+    weights: Tensor | None,
+    back_weights: Tensor | None,
     source_scale: Tensor | None,
     target_scale: Tensor | None,
     feat: Tensor,
     more: Tensor | None,
 ) -> Tensor:
-    """out_i = more_i + t_i sum over the in-edges j -> i of s_j h_j, [M, D]."""
+    """out_i = more_i + t_i sum over the in-edges j -> i of w_ij s_j h_j, [M, D].
+
+    `weights` [E] are in the order of `indices`, `back_weights` in that of `back_indices`.
+    """
     rows = feat if source_scale is None else feat * source_scale.unsqueeze(1)
+    rows = rows[indices.long()]
+    rows = rows if weights is None else rows * weights.unsqueeze(1)
     out = feat.new_zeros(len(indptr) - 1, feat.shape[1])
-    out.index_add_(0, _destinations(indptr), rows[indices.long()])
+    out.index_add_(0, _destinations(indptr), rows)
     if target_scale is not None:
         out = out * target_scale.unsqueeze(1)
     return out if more is None else more + out

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import assert_close, compressed_edges
+from metselect_dgl.nn.adjacency import SparseRows
+from metselect_dgl.testing import assert_close, compressed_edges, gradients
 
 OPS = torch.ops.metselect
 
@@ -16,7 +17,8 @@ def edges(targets: int, sources: int, n_edges: int, seed: int = 0) -> tuple:
     source = torch.randint(sources, (n_edges,), generator=draw)
     dense = torch.zeros(targets, sources, dtype=torch.float64)
     dense.index_put_((at, source), torch.ones(n_edges, dtype=torch.float64), accumulate=True)
-    return compressed_edges(source, at, sources, targets)[:4], dense
+    *csr, _ = compressed_edges(source, at, sources, targets)
+    return (*csr, None, None), dense
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -60,7 +62,7 @@ def test_neighbour_sum_gradient():
     reason="the extension is not built, or METSELECT_BACKEND is reference",
 )
 def test_edges_that_point_outside_are_refused():
-    (indptr, indices, *back), _ = edges(7, 9, 30)
+    (indptr, indices, *back), _ = edges(7, 9, 30)  # and no weights
     h = torch.zeros(9, 2)
     with pytest.raises(IndexError, match="indices"):
         OPS.neighbour_sum(indptr, indices + 9, *back, None, None, h, None)
@@ -107,4 +109,19 @@ def test_linear_relu_gradient():
     transposed = weight.detach().T.contiguous().requires_grad_()
     assert torch.autograd.gradcheck(
         lambda w, b: OPS.linear_relu(h.detach(), w.T, b), (transposed, bias)
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (63, 130), (700, 40)])
+def test_a_sparse_matrix_times_weights(shape):
+    """Numbers on the edges: rows of a matrix that is mostly 0 times a dense one."""
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.randn(shape, generator=draw) * (torch.rand(shape, generator=draw) < 0.05)
+    weight = torch.randn(shape[1], 37, generator=draw)
+    sparse = SparseRows.of(matrix)
+    ours = sparse.times(weight)
+    assert_close(ours, matrix.double() @ weight.double(), matrix @ weight)
+    wide = SparseRows.of(matrix.double())
+    torch.testing.assert_close(
+        *(gradients(times, [weight.double()]) for times in (wide.times, matrix.double().matmul))
     )

@@ -1,5 +1,5 @@
-// neighbour_sum: out_i = more_i + t_i sum_{j -> i} s_j h_j, a row at a time on compressed sparse
-// rows. Its gradient to h is the same sum along the reversed edges with s and t exchanged.
+// neighbour_sum: out_i = more_i + t_i sum_{j -> i} w_ij s_j h_j, a row at a time on compressed
+// sparse rows. Its gradient to h is the same sum along the reversed edges with s and t exchanged.
 
 #include <ATen/ops/empty.h>
 
@@ -12,6 +12,7 @@ template <typename T>
 struct Scaled {
   const int64_t* indptr;
   const int32_t* indices;
+  const T* weight;  // w, null: ones
   const T* source;  // s, null: ones
   const T* target;  // t, null: ones
   const T* feat;
@@ -34,7 +35,7 @@ inline __attribute__((always_inline)) void sum_columns(const Scaled<T>& in, int6
     for (int64_t d = 0; d < n; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
     const int64_t j = in.indices[e];
     const T* __restrict__ row = in.feat + j * in.stride + column;
-    const T s = in.source ? in.source[j] : T(1);
+    const T s = (in.weight ? in.weight[e] : T(1)) * (in.source ? in.source[j] : T(1));
 #pragma omp simd
     for (int64_t d = 0; d < n; ++d) sum[d] += s * row[d];
   }
@@ -65,7 +66,8 @@ OptionalTensor checked(const OptionalTensor& value, at::IntArrayRef shape, const
 }
 
 Tensor neighbour_sum(const Tensor& indptr, const Tensor& indices, const Tensor& back_indptr,
-                     const Tensor& back_indices, const OptionalTensor& source_scale,
+                     const Tensor& back_indices, const OptionalTensor& weights,
+                     const OptionalTensor& back_weights, const OptionalTensor& source_scale,
                      const OptionalTensor& target_scale, const Tensor& feat,
                      const OptionalTensor& more) {
   TORCH_CHECK(feat.dim() == 2, "feat has shape ", feat.sizes());
@@ -73,7 +75,8 @@ Tensor neighbour_sum(const Tensor& indptr, const Tensor& indices, const Tensor& 
   check_indptr(indptr, n, indices.size(0), "indptr");
   check_small_numbers(indices, feat.size(0), "indices");
   const Tensor h = unit_stride(feat);
-  const OptionalTensor source = checked(source_scale, {feat.size(0)}, feat, "source_scale"),
+  const OptionalTensor edge = checked(weights, {indices.size(0)}, feat, "weights"),
+                       source = checked(source_scale, {feat.size(0)}, feat, "source_scale"),
                        target = checked(target_scale, {n}, feat, "target_scale"),
                        start = checked(more, {n, width}, feat, "more");
   Tensor out = fresh({n, width}, feat.options());
@@ -83,6 +86,7 @@ Tensor neighbour_sum(const Tensor& indptr, const Tensor& indices, const Tensor& 
     };
     const Scaled<scalar_t> in{indptr.const_data_ptr<int64_t>(),
                               indices.const_data_ptr<int32_t>(),
+                              data(edge),
                               data(source),
                               data(target),
                               h.const_data_ptr<scalar_t>(),

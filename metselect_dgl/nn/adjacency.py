@@ -1,4 +1,4 @@
-"""The edges of a graph as the sparse ops take them."""
+"""The edges of a graph, and features that are mostly 0, as the sparse ops take them."""
 
 from typing import NamedTuple
 
@@ -52,6 +52,43 @@ class Adjacency(NamedTuple):
             ends = ("source_scale", self.out_degrees), ("target_scale", self.in_degrees)
             scales = {name: d.clamp(min=1).to(feat.dtype).rsqrt() for name, d in ends}
         return MF.neighbour_sum(*self[:4], feat, **scales)
+
+
+class SparseRows(NamedTuple):
+    """A matrix [n, F] of which few entries are not 0: edges from columns to rows."""
+
+    indptr: Tensor  # int64 [n + 1]
+    indices: Tensor  # int32 [E]
+    back_indptr: Tensor  # int64 [F + 1]
+    back_indices: Tensor  # int32 [E]
+    weights: Tensor  # [E]
+    back_weights: Tensor  # [E]
+
+    @classmethod
+    def of(cls, matrix: Tensor) -> "SparseRows":
+        row, column = matrix.nonzero().T
+        order = column.argsort(stable=True)
+        values = matrix[row, column]
+        return cls(
+            _pointers(torch.bincount(row, minlength=matrix.shape[0])),
+            column.int(),
+            _pointers(torch.bincount(column, minlength=matrix.shape[1])),
+            row[order].int(),
+            values,
+            values[order],
+        )
+
+    @classmethod
+    def if_sparse(cls, matrix: Tensor) -> "SparseRows | None":
+        """Where that is faster than a dense product."""
+        if not MF.compiled(matrix.device) or 16 * matrix.count_nonzero() > matrix.numel():
+            return None
+        return cls.of(matrix)
+
+    def times(self, weight: Tensor) -> Tensor:
+        """The product with a dense [F, D]."""
+        edges, (weights, back_weights) = self[:4], self[4:]
+        return MF.neighbour_sum(*edges, weight, weights=weights, back_weights=back_weights)[0]
 
 
 def _pointers(counts: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional as MF
 from ..checks import check_feat, check_finite
-from .adjacency import Adjacency
+from .adjacency import Adjacency, SparseRows
 from .cache import Cache
 from .layers import Layer
 
@@ -76,9 +76,9 @@ class Backbone(nn.Module):
         self._looped = Cache(_add_self_loop)
         self._finite = Cache(_check_finite)
         self._edges = Cache(self.edges)
-        self._edges_into = Cache(self.edges)
         self._propagated = Cache(self.propagate)
-        self._picked, self._picked_too = Cache(Tensor.__getitem__), Cache(Tensor.__getitem__)
+        self._picked, self._propagated_picked = (Cache(Tensor.__getitem__) for _ in range(2))
+        self._sparse, self._propagated_sparse = (Cache(SparseRows.if_sparse) for _ in range(2))
 
     def _check_can(self, what: str, wanted: bool, option: str) -> None:
         if wanted and not self._knows(what):
@@ -113,7 +113,7 @@ class Backbone(nn.Module):
         """The part of the first convolution that comes before its weights, [N, in_feats]."""
         raise NotImplementedError("a subclass may say how")
 
-    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
+    def transform(self, conv: nn.Module, propagated: Tensor | SparseRows, own: Layer) -> Tensor:
         """The rest of it, and the ReLU; `own` is the input of the convolution at the same rows."""
         raise NotImplementedError("a subclass that propagates says how")
 
@@ -187,9 +187,10 @@ class Backbone(nn.Module):
         if self._drops():
             return Layer(self.input(self.dropout(Layer(feat, index).rows())))
         layer = Layer(feat, index, self.input)
-        if index is None or layer.worth_mapping or feat.requires_grad:
+        if layer.worth_mapping or feat.requires_grad:
             return layer
-        return Layer(self._picked(feat, index), None, self.input)
+        rows = feat if index is None else self._picked(feat, index)
+        return Layer(rows, None, self.input, self._sparse(rows))
 
     def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
         """(the next layer, `h` for further use, whether just the rows `index` were made)."""
@@ -197,11 +198,12 @@ class Backbone(nn.Module):
         if depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad:
             propagated = self._propagated(graph, h)
             if reduced:
-                propagated = self._picked_too(propagated, index)
+                propagated = self._propagated_picked(propagated, index)
+            propagated = self._propagated_sparse(propagated) or propagated
             return self.transform(conv, propagated, Layer(h, index)), h, reduced
         if not self._fuses(conv, h):
             return self._dgl_conv(conv, graph, h), h, False
-        edges = (self._edges_into if reduced else self._edges)(graph, index)
+        edges = self._edges(graph, index)
         dropped = self.dropout(h) if self._drops() else h
         out, again = self.fused_conv(conv, edges, dropped, index)
         return out, h if self._drops() else again, reduced
@@ -226,6 +228,16 @@ class Backbone(nn.Module):
             f"self_loop={self.self_loop}, propagate_once={self.propagate_once}, "
             f"engine={self.engine!r}"
         )
+
+
+def _product(rows: Tensor | SparseRows, weight: Tensor) -> Tensor:
+    return rows.times(weight) if isinstance(rows, SparseRows) else rows @ weight
+
+
+def _linear_relu(rows: Tensor | SparseRows, weight: Tensor, bias: Tensor) -> Tensor:
+    if isinstance(rows, SparseRows):
+        return torch.relu(rows.times(weight) + bias)
+    return MF.linear_relu(rows, weight, bias)
 
 
 def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
@@ -283,8 +295,8 @@ class GCN(Backbone):
         )
         return average(graph, feat.detach())
 
-    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
-        return MF.linear_relu(propagated, conv.weight, conv.bias)
+    def transform(self, conv: nn.Module, propagated: Tensor | SparseRows, own: Layer) -> Tensor:
+        return _linear_relu(propagated, conv.weight, conv.bias)
 
     def fused_conv(self, conv, edges, h, index):
         if conv.weight.shape[0] > conv.weight.shape[1]:  # fewer numbers to sum after the weights
@@ -382,14 +394,16 @@ class GIN(Backbone):
     def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
         return GINConv(None, "sum")(graph, feat.detach())
 
-    def transform(self, conv: nn.Module, summed: Tensor, own: Layer) -> Tensor:
-        if conv.eps.requires_grad or conv.eps.item() != 0:
-            summed = summed + conv.eps * own.rows()
-        if self.batch_norm:
-            return torch.relu(conv.apply_func(summed))
-        inner, _, _, outer = conv.apply_func
-        h = MF.linear_relu(summed, inner.weight.T, inner.bias)
-        return MF.linear_relu(h, outer.weight.T, outer.bias)
+    def transform(self, conv: nn.Module, summed: Tensor | SparseRows, own: Layer) -> Tensor:
+        inner, norm, relu, outer = conv.apply_func
+        eps = conv.eps if conv.eps.requires_grad or conv.eps.item() != 0 else None
+        if eps is None and not self.batch_norm:
+            h = _linear_relu(summed, inner.weight.T, inner.bias)
+            return MF.linear_relu(h, outer.weight.T, outer.bias)
+        h = _product(summed, inner.weight.T) + inner.bias
+        if eps is not None:
+            h = h + eps * (own.rows() @ inner.weight.T)
+        return MF.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
 
     def fused_conv(self, conv, edges, h, index):
         summed, h = edges.neighbour_sum(h)

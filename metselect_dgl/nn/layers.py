@@ -4,15 +4,19 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from .adjacency import SparseRows
+
 
 @dataclass
 class Layer:
     """The rows `index` (all of them if None) of `source`; with `linear`, their image under it,
-    which is not stored: whoever can work it into a product of its own need not make it."""
+    which is not stored: whoever can work it into a product of its own need not make it. `sparse`
+    are the same rows, if they are mostly 0."""
 
     source: Tensor
     index: Tensor | None = None
     linear: nn.Linear | None = None
+    sparse: SparseRows | None = None
 
     def __len__(self) -> int:
         return len(self.source if self.index is None else self.index)
@@ -25,6 +29,8 @@ class Layer:
 
     def rows(self) -> Tensor:
         """The rows themselves, [n, D]."""
+        if self.sparse is not None:
+            return self.sparse.times(self.linear.weight.T) + self.linear.bias
         h = self.source if self.index is None else self.source[self.index]
         return h if self.linear is None else self.linear(h)
 
