@@ -42,7 +42,7 @@ inline Tensor fresh(at::IntArrayRef sizes, const at::TensorOptions& options) {
   constexpr uintptr_t kPage = 1 << 21;
   const auto begin = reinterpret_cast<uintptr_t>(out.data_ptr()), end = begin + out.nbytes();
   const uintptr_t first = (begin + kPage - 1) / kPage * kPage, last = end / kPage * kPage;
-  if (out.nbytes() > 16 * kPage) {
+  if (out.nbytes() > 2 * kPage) {
     madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
   }
 #endif

@@ -207,6 +207,7 @@ def test_help_lists_every_word(checkout):
         "demo",
         "test",
         "sanitize",
+        "benchmark",
         "lint",
         "format",
         "doctor",

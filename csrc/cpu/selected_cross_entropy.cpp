@@ -115,7 +115,7 @@ Tensor selected_logits(TensorList layers, TensorList weights, TensorList biases,
   const int64_t classes = weights[0].size(0);
   const std::vector<Tensor> h = unit_stride(layers), w = contiguous(weights),
                             b = contiguous(biases);
-  Tensor logits = at::empty({n, classes}, layers[0].options());
+  Tensor logits = fresh({n, classes}, layers[0].options());
   AT_DISPATCH_FLOATING_TYPES(logits.scalar_type(), "selected_logits", [&] {
     const auto known = decoders<scalar_t>(h, index, w, b);
     scalar_t* out = logits.mutable_data_ptr<scalar_t>();
@@ -322,7 +322,7 @@ selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
       classes,
       deep_supervision != 0,
       !wanted.empty(),
-      at::empty({n, classes}, layers[0].options()),
+      fresh({n, classes}, layers[0].options()),
       at::empty({}, layers[0].options())};
   const int64_t shares = pass.allocate(wanted);
   AT_DISPATCH_FLOATING_TYPES(pass.loss.scalar_type(), "selected_cross_entropy",
