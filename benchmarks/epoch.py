@@ -51,7 +51,7 @@ class Contestant:
         plain = self.kind in ("PlainGNN", "ClassesLastGNN")
         model = self.model(backbone, data, hidden, depth)
         optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        train, graph = data.split(0).train, nn.backbones._add_self_loop(data.graph)
+        train, graph = data.split(0).train, nn.backbone._add_self_loop(data.graph)
 
         def epoch() -> float:
             if plain:

@@ -14,7 +14,7 @@ PACKAGE = "metselect_dgl"
 LAYERS = (
     ("_C", "files", "kernels", "reference"),
     ("ops",),
-    ("checks", "functional"),
+    ("checks", "convolution", "functional"),
     ("nn", "testing"),
     ("checkpoint", "config", "data", "evaluate", "plots", "train"),
     ("experiments",),

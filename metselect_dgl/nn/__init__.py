@@ -11,7 +11,8 @@ from .alternatives import (
     JumpingMetSelectHead,
     MetSelectMax,
 )
-from .backbones import GAT, GCN, GIN, Backbone
+from .backbone import Backbone
+from .backbones import GAT, GCN, GIN
 from .heads import LayerHead, Selection
 from .losses import distance_loss, posterior_loss
 from .model import LayerSelect, MetSelect

@@ -1,6 +1,6 @@
 """Backbones of DGL's GraphConv, GATConv and GINConv that emit every layer (Eq. 1 of the paper)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import dgl
 import torch
@@ -8,226 +8,10 @@ from dgl import DGLGraph
 from dgl.nn import GATConv, GINConv, GraphConv
 from torch import Tensor, nn
 
-from .. import functional as MF
-from ..checks import check_feat, check_finite
+from .. import convolution as MC
 from .adjacency import Adjacency, SparseRows
-from .cache import Cache
+from .backbone import Backbone
 from .layers import Layer
-
-
-class Backbone(nn.Module):
-    r"""A stack of DGL convolutions that returns [h_0, ..., h_depth].
-
-    .. math:: h_0 = W_0 X + b_0, \quad h_1 = \mathrm{ReLU}(\mathrm{conv}_1(G, X)), \quad
-              h_{l+1} = \mathrm{ReLU}(\mathrm{conv}_{l+1}(G, h_l))
-
-    Subclasses say what a convolution is (`make_conv`), and may say how it is done on the edges
-    alone (`fused_conv`) and how its first half, which has no weights, is done (`propagate`).
-
-    Parameters
-    ----------
-    in_feats : width of the node features
-    hidden : width of every layer, or one width for each of the num_layers + 1 layers
-    num_layers : depth; the stack has one layer more, the features
-    dropout : on the input of every layer
-    self_loop : see every node as its own neighbour; the caller's graph is not touched
-    allow_zero_in_degree : let nodes without in-edges pass instead of DGL's error
-    propagate_once : aggregate the features once and for all, as long as graph and features stay
-        the same: the same model up to rounding. Where the features go through dropout it is done
-        anew every time, and so it is on blocks. A change of the features through ``.data`` or
-        NumPy is not seen: pass a new tensor then
-    engine : ``"dgl"``: DGL's convolutions; ``"fused"``: our own of the same parameters, on a whole
-        graph; ``"auto"``: fused where it is compiled
-    """
-
-    ENGINES = ("auto", "dgl", "fused")
-    rows_are_independent = True  # or else a layer is made of all nodes, whichever are asked for
-
-    def __init__(
-        self,
-        in_feats: int,
-        hidden: int | Sequence[int],
-        *,
-        num_layers: int = 2,
-        dropout: float = 0.0,
-        self_loop: bool = False,
-        allow_zero_in_degree: bool = False,
-        propagate_once: bool = False,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"num_layers is {num_layers}; a backbone has at least one")
-        widths = [hidden] * (num_layers + 1) if isinstance(hidden, int) else list(hidden)
-        if len(widths) != num_layers + 1:
-            raise ValueError(f"hidden has {len(widths)} widths for {num_layers + 1} layers")
-        if engine not in self.ENGINES:
-            raise ValueError(f"engine is {engine!r}; use one of {', '.join(self.ENGINES)}")
-        self._check_can("fused_conv", engine == "fused", "engine='fused'")
-        self._check_can("propagate", propagate_once, "propagate_once")
-        self.in_feats, self.layer_feats, self.num_layers = in_feats, widths, num_layers
-        self.self_loop, self.allow_zero_in_degree = self_loop, allow_zero_in_degree
-        self.propagate_once, self.engine = propagate_once, engine
-        self.input = nn.Linear(in_feats, widths[0])
-        sources = [in_feats, *widths[1:-1]]
-        pairs = zip(sources, widths[1:], strict=True)
-        self.convs = nn.ModuleList(self.make_conv(*pair) for pair in pairs)
-        self.dropout = nn.Dropout(dropout)
-        self._looped = Cache(_add_self_loop)
-        self._finite = Cache(_check_finite)
-        self._edges = Cache(self.edges)
-        self._propagated = Cache(self.propagate)
-        self._picked, self._propagated_picked = (Cache(Tensor.__getitem__) for _ in range(2))
-        self._sparse, self._propagated_sparse = (Cache(SparseRows.if_sparse) for _ in range(2))
-
-    def _check_can(self, what: str, wanted: bool, option: str) -> None:
-        if wanted and not self._knows(what):
-            raise ValueError(f"{option} is not for {type(self).__name__}")
-
-    def _knows(self, what: str) -> bool:
-        """Whether the class that says `what` also says what its convolutions are: a subclass may
-        have put others in their place."""
-        owner = next(cls for cls in type(self).__mro__ if what in vars(cls))
-        return owner is not Backbone and owner.make_conv is type(self).make_conv
-
-    def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
-        """One convolution; its output is flattened to [N, out_feats]."""
-        raise NotImplementedError("a subclass says what a convolution is")
-
-    def edges(self, graph: DGLGraph, index: Tensor | None) -> Adjacency:
-        """What `fused_conv` goes along: the edges into all nodes, or into those of `index`."""
-        if not self.allow_zero_in_degree and (graph.in_degrees() == 0).any():
-            raise dgl.DGLError(
-                "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
-                "or let them pass (allow_zero_in_degree=True)"
-            )
-        return Adjacency.of(graph, index)
-
-    def fused_conv(
-        self, conv: nn.Module, edges: Adjacency, h: Tensor, index: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(ReLU of the convolution at the targets of `edges`, and `h` again for further use)."""
-        raise NotImplementedError("a subclass may say how")
-
-    def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
-        """The part of the first convolution that comes before its weights, [N, in_feats]."""
-        raise NotImplementedError("a subclass may say how")
-
-    def transform(self, conv: nn.Module, propagated: Tensor | SparseRows, own: Layer) -> Tensor:
-        """The rest of it, and the ReLU; `own` is the input of the convolution at the same rows."""
-        raise NotImplementedError("a subclass that propagates says how")
-
-    def reset_parameters(self) -> None:
-        """Draw every parameter anew."""
-        for module in self.modules():
-            if module is not self and hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-
-    def forward(self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor) -> list[Tensor]:
-        """[h_0, ..., h_depth] on a graph, or of the seeds on one block a layer."""
-        return [layer.rows() for layer in self.stack(graph, feat)]
-
-    def stack(
-        self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor, index: Tensor | None = None
-    ) -> list[Layer]:
-        """The layers, of which only the rows `index` are to be used: the last one need not have
-        others, and the first one is not stored."""
-        if is_blocks(graph):
-            blocks = list(graph) if isinstance(graph, list | tuple) else [graph]
-            if len(blocks) != self.num_layers:
-                raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
-            return self._stack_on_blocks(self._checked(blocks, feat), feat, index)
-        (graph,) = self._checked([graph], feat)
-        return self._stack_on_graph(graph, feat, index)
-
-    def stream(self, graph: DGLGraph, feat: Tensor) -> Iterator[Tensor]:
-        """h_0, ..., h_depth of all nodes without gradients, one after the other: each is let go of
-        when the one after the next is asked for."""
-        (graph,) = self._checked([graph], feat)
-        yield self._without_gradient(lambda: self._first(feat, None).rows())
-        h = feat
-        for depth, conv in enumerate(self.convs):
-            h = self._without_gradient(self._conv, depth, conv, graph, h, None)[0]
-            yield h
-
-    @torch.no_grad()
-    def _without_gradient(self, make, *args):
-        return make(*args)
-
-    def _checked(self, graphs: list[DGLGraph], feat: Tensor) -> list[DGLGraph]:
-        """The graphs, which fit the features, with the self-loops that are wanted."""
-        check_feat(feat, graphs[0].num_src_nodes(), self.in_feats, self.input.weight)
-        if graphs[0].device != feat.device:
-            raise ValueError(f"graph is on {graphs[0].device}, feat on {feat.device}; use .to()")
-        self._finite(graphs[0], feat)
-        return [self._looped(g) for g in graphs] if self.self_loop else graphs
-
-    def _stack_on_blocks(self, blocks, feat, index) -> list[Layer]:
-        seeds = n_seeds(blocks)
-        layers = [self._first(feat[:seeds], index)]
-        h = feat
-        for block, conv in zip(blocks, self.convs, strict=True):
-            h = self._dgl_conv(conv, block, h)
-            layers.append(Layer(h if len(h) == seeds else h[:seeds], index))
-        return layers
-
-    def _stack_on_graph(self, graph, feat, index) -> list[Layer]:
-        layers = [self._first(feat, index)]
-        h = feat
-        for depth, conv in enumerate(self.convs):
-            rows = index if depth + 1 == self.num_layers and self.rows_are_independent else None
-            out, h, reduced = self._conv(depth, conv, graph, h, rows)
-            if depth > 0:
-                layers.append(Layer(h, index))
-            h = out
-        return [*layers, Layer(h, None if reduced else index)]
-
-    def _first(self, feat: Tensor, index: Tensor | None) -> Layer:
-        """Layer 0, a linear map of the features."""
-        if self._drops():
-            return Layer(self.input(self.dropout(Layer(feat, index).rows())))
-        layer = Layer(feat, index, self.input)
-        if layer.worth_mapping or feat.requires_grad:
-            return layer
-        rows = feat if index is None else self._picked(feat, index)
-        return Layer(rows, None, self.input, self._sparse(rows))
-
-    def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
-        """(the next layer, `h` for further use, whether just the rows `index` were made)."""
-        reduced = index is not None
-        if depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad:
-            propagated = self._propagated(graph, h)
-            if reduced:
-                propagated = self._propagated_picked(propagated, index)
-            propagated = self._propagated_sparse(propagated) or propagated
-            return self.transform(conv, propagated, Layer(h, index)), h, reduced
-        if not self._fuses(conv, h):
-            return self._dgl_conv(conv, graph, h), h, False
-        edges = self._edges(graph, index)
-        dropped = self.dropout(h) if self._drops() else h
-        out, again = self.fused_conv(conv, edges, dropped, index)
-        return out, h if self._drops() else again, reduced
-
-    def _dgl_conv(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
-        dropped = self.dropout(h) if self._drops() else h
-        return torch.relu(conv(graph, dropped).flatten(1))
-
-    def _drops(self) -> bool:
-        return self.training and self.dropout.p > 0
-
-    def _fuses(self, conv: nn.Module, h: Tensor) -> bool:
-        """A hook on a convolution, and autocast, are for the convolution itself."""
-        wanted = self.engine == "fused" or (self.engine == "auto" and MF.compiled(h.device))
-        hooked = any(each._forward_hooks or each._forward_pre_hooks for each in conv.modules())
-        plain = not hooked and not torch.is_autocast_enabled(h.device.type)
-        return wanted and plain and self._knows("fused_conv")
-
-    def extra_repr(self) -> str:
-        return (
-            f"in_feats={self.in_feats}, layer_feats={self.layer_feats}, "
-            f"self_loop={self.self_loop}, propagate_once={self.propagate_once}, "
-            f"engine={self.engine!r}"
-        )
 
 
 def _product(rows: Tensor | SparseRows, weight: Tensor) -> Tensor:
@@ -237,34 +21,7 @@ def _product(rows: Tensor | SparseRows, weight: Tensor) -> Tensor:
 def _linear_relu(rows: Tensor | SparseRows, weight: Tensor, bias: Tensor) -> Tensor:
     if isinstance(rows, SparseRows):
         return torch.relu(rows.times(weight) + bias)
-    return MF.linear_relu(rows, weight, bias)
-
-
-def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
-    """Whether it is one block a layer, or the only one, instead of a whole graph."""
-    return isinstance(graph, list | tuple) or graph.is_block
-
-
-def n_seeds(graph: DGLGraph | Sequence[DGLGraph]) -> int:
-    """The nodes that are classified: all of a graph, or the seeds of blocks."""
-    last = graph[-1] if isinstance(graph, list | tuple) else graph
-    return last.num_dst_nodes()
-
-
-def _check_finite(graph: DGLGraph, feat: Tensor) -> None:
-    """Before a convolution: a BatchNorm would remember a NaN."""
-    check_finite([feat])
-
-
-def _add_self_loop(graph: DGLGraph) -> DGLGraph:
-    """The structure of `graph` with exactly one self-loop on every (destination) node."""
-    source, target = graph.edges()
-    other = source != target  # in a block, equal numbers are the same node
-    loop = torch.arange(graph.num_dst_nodes(), dtype=source.dtype, device=source.device)
-    edges = torch.cat([source[other], loop]), torch.cat([target[other], loop])
-    if graph.is_block:
-        return dgl.create_block(edges, graph.num_src_nodes(), graph.num_dst_nodes())
-    return dgl.graph(edges, num_nodes=graph.num_nodes())
+    return MC.linear_relu(rows, weight, bias)
 
 
 class GCN(Backbone):
@@ -344,7 +101,7 @@ class GAT(Backbone):
         feat = conv.fc(h).view(len(h), self.heads, -1)
         target = target if index is None else target[index]
         slope = conv.leaky_relu.negative_slope
-        out = MF.attention_sum(*edges[:5], feat, source, target, slope=slope)
+        out = MC.attention_sum(*edges[:5], feat, source, target, slope=slope)
         return torch.relu(out.flatten(1) + conv.bias), h
 
 
@@ -399,11 +156,11 @@ class GIN(Backbone):
         eps = conv.eps if conv.eps.requires_grad or conv.eps.item() != 0 else None
         if eps is None and not self.batch_norm:
             h = _linear_relu(summed, inner.weight.T, inner.bias)
-            return MF.linear_relu(h, outer.weight.T, outer.bias)
+            return MC.linear_relu(h, outer.weight.T, outer.bias)
         h = _product(summed, inner.weight.T) + inner.bias
         if eps is not None:
             h = h + eps * (own.rows() @ inner.weight.T)
-        return MF.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
+        return MC.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
 
     def fused_conv(self, conv, edges, h, index):
         summed, h = edges.neighbour_sum(h)

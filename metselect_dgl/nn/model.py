@@ -9,7 +9,7 @@ from dgl import DGLGraph
 from torch import Tensor, nn
 
 from ..checks import check_dtype, check_finite, check_layers
-from .backbones import Backbone, is_blocks, n_seeds
+from .backbone import Backbone, is_blocks, n_seeds
 from .heads import Selection
 from .layers import Layer
 from .selectors import MetSelectHead
