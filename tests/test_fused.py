@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from metselect_dgl import functional as MF
+from metselect_dgl import ops
 from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect
 from metselect_dgl.testing import make_case
 
@@ -143,11 +144,32 @@ def test_a_subclass_with_other_convolutions_keeps_them(small, backbone, make):
         Mine(32, 16, engine="fused")
 
 
-def test_hooks_are_called(small):
-    model, calls = GCN(32, 16, self_loop=True), []
-    model.convs[1].register_forward_hook(lambda *_: calls.append(1))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_hooks_are_called(small, depth):
+    model, calls = GCN(32, 16, self_loop=True, propagate_once=True), []
+    model.convs[depth].register_forward_hook(lambda *_: calls.append(1))
     model(small.graph, small.feat)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("backbone", [GCN, GIN], ids=["gcn", "gin"])
+def test_features_that_are_mostly_0(small, backbone):
+    """They are multiplied sparsely, with the same result and gradients."""
+    torch.manual_seed(0)
+    feat = torch.zeros(300, 400, dtype=torch.float64)
+    feat[torch.arange(300), torch.randint(400, (300,))] = torch.rand(300, dtype=torch.float64)
+    train, results = small.split(0).train, []
+    ours = MetSelect(backbone(400, 16, propagate_once=True), 5).double()
+    dgls = MetSelect(backbone(400, 16, engine="dgl"), 5).double()
+    dgls.load_state_dict(ours.state_dict())
+    graph = dgl.add_self_loop(small.graph)
+    first = ours.backbone.stack(graph, feat, train)[0]
+    assert (first.sparse is not None) == ops.compiled("neighbour_sum", feat.device)
+    for model in (ours, dgls):
+        loss = model(graph, feat, small.labels, train).loss
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("backbone", [GCN, GAT, GIN], ids=["gcn", "gat", "gin"])

@@ -163,7 +163,7 @@ class Backbone(nn.Module):
 
     def _stack_on_blocks(self, blocks, feat, index) -> list[Layer]:
         seeds = n_seeds(blocks)
-        layers = [self._first(feat[:seeds], index)]
+        layers = [Layer(self.input(self._dropped(feat[:seeds])), index)]
         h = feat
         for block, conv in zip(blocks, self.convs, strict=True):
             h = self._dgl_conv(conv, block, h)
@@ -184,7 +184,7 @@ class Backbone(nn.Module):
     def _first(self, feat: Tensor, index: Tensor | None) -> Layer:
         """Layer 0, a linear map of the features."""
         if self._drops():
-            return Layer(self.input(self.dropout(Layer(feat, index).rows())))
+            return Layer(self.input(self._dropped(Layer(feat, index).rows())))
         layer = Layer(feat, index, self.input)
         if layer.worth_mapping or feat.requires_grad:
             return layer
@@ -193,33 +193,32 @@ class Backbone(nn.Module):
 
     def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
         """(the next layer, `h` for further use, whether just the rows `index` were made)."""
-        reduced = index is not None
-        if depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad:
+        reduced, plain = index is not None, _is_plain(conv, h)
+        once = depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad
+        if once and plain:
             propagated = self._propagated(graph, h)
             if reduced:
                 propagated = self._propagated_picked(propagated, index)
             propagated = self._propagated_sparse(propagated) or propagated
             return self.transform(conv, propagated, Layer(h, index)), h, reduced
-        if not self._fuses(conv, h):
+        if not (plain and self._fuses(h)):
             return self._dgl_conv(conv, graph, h), h, False
         edges = self._edges(graph, index)
-        dropped = self.dropout(h) if self._drops() else h
-        out, again = self.fused_conv(conv, edges, dropped, index)
+        out, again = self.fused_conv(conv, edges, self._dropped(h), index)
         return out, h if self._drops() else again, reduced
 
     def _dgl_conv(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
-        dropped = self.dropout(h) if self._drops() else h
-        return torch.relu(conv(graph, dropped).flatten(1))
+        return torch.relu(conv(graph, self._dropped(h)).flatten(1))
 
     def _drops(self) -> bool:
         return self.training and self.dropout.p > 0
 
-    def _fuses(self, conv: nn.Module, h: Tensor) -> bool:
-        """A hook on a convolution, and autocast, are for the convolution itself."""
+    def _dropped(self, h: Tensor) -> Tensor:
+        return self.dropout(h) if self._drops() else h  # at 0 it would still make a copy
+
+    def _fuses(self, h: Tensor) -> bool:
         wanted = self.engine == "fused" or (self.engine == "auto" and MC.compiled(h.device))
-        hooked = any(each._forward_hooks or each._forward_pre_hooks for each in conv.modules())
-        plain = not hooked and not torch.is_autocast_enabled(h.device.type)
-        return wanted and plain and self._knows("fused_conv")
+        return wanted and self._knows("fused_conv")
 
     def extra_repr(self) -> str:
         return (
@@ -227,6 +226,12 @@ class Backbone(nn.Module):
             f"self_loop={self.self_loop}, propagate_once={self.propagate_once}, "
             f"engine={self.engine!r}"
         )
+
+
+def _is_plain(conv: nn.Module, h: Tensor) -> bool:
+    """Hooks on a convolution, and autocast, are for the convolution itself."""
+    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in conv.modules())
+    return not hooked and not torch.is_autocast_enabled(h.device.type)
 
 
 def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
