@@ -183,3 +183,13 @@ def test_gate_never_selects_a_collapsed_layer():
     assert not (said.layer == 1).any()
     assert head.gate.any()
     assert not (head(layers).layer == 1).any()
+
+
+def test_many_nodes_are_sampled():
+    """The temperature of 30,000 nodes is that of a part of them, and near that of all."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 6 * torch.randn(1, 30_000, 4, generator=draw, dtype=torch.float64)
+    labels = (logits[0] / 3).softmax(-1).multinomial(1, generator=draw).squeeze(1)
+    found = fit_temperature(logits, labels)
+    torch.testing.assert_close(found, fit_temperature(logits[:, ::7], labels[::7]))
+    assert abs(found.item() - 3) < 0.3

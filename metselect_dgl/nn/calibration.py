@@ -6,6 +6,7 @@ from torch import Tensor
 from .. import functional as MF
 
 _HOTTEST = 100.0
+_ENOUGH = 4096
 FOLDS = 5
 
 
@@ -14,12 +15,15 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
 
     The loss is convex in 1/T; the root of its slope is bracketed and found by Newton's method.
     T stays within [1/100, 100]: it has no minimum where a layer's answers are all right or wrong.
+    Of many nodes, 4096 to 8191 are looked at, evenly spread: enough for one number.
 
     Parameters
     ----------
     logits : [L, n, C]; classes that cannot be are -inf
     labels : int64 [n]
     """
+    step = max(1, len(labels) // _ENOUGH)
+    logits, labels = logits[:, ::step], labels[::step]
     known = torch.isfinite(logits[:, torch.arange(len(labels)), labels]).all(0)
     logits, labels = logits[:, known].double(), labels[known]
     if len(labels) == 0:
