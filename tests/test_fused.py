@@ -224,7 +224,7 @@ def test_weights_that_are_not_finite_are_told(small, name):
     model.eval()
     with pytest.raises(ValueError, match="layer 0 of node 0 is not finite"):
         model(small.graph, feat)
-    with pytest.raises(ValueError, match="layer 0 of node"):
+    with pytest.raises(ValueError, match=f"layer 0 of node {part.test[0]} is not finite"):
         model(small.graph, feat, index=part.test)
     with torch.no_grad(), pytest.raises(ValueError, match="layer 0 of node 0 is not finite"):
         model(small.graph, feat)

@@ -51,7 +51,9 @@ class LayerSelect(nn.Module):
         layers = self.layers(graph, feat, index)  # L of them, the n rows of each that are asked for
         if labels is None or not self.training:
             layers = [layer.stored() for layer in layers]
-            check_finite([layer.source for layer in layers])
+            for depth, layer in enumerate(layers):
+                nodes = index if layer.index is None else None
+                check_finite([layer.source], first=depth, nodes=nodes)
         said = self.choose(layers, graph, feat, labels, index)
         if said.loss is not None and not torch.isfinite(said.loss):  # cheaper than to look before
             check_finite([layer.rows() for layer in layers], nodes=index)
