@@ -244,7 +244,7 @@ def selected_cross_entropy(
     for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
         rows = _rows(h, index[depth])
         a = F.linear(rows, weight, bias)
-        k = ((layer == depth) + deep_supervision / len(layers)).to(a.dtype) / len(labels)  # [n]
+        k = ((layer == depth).to(a.dtype) + deep_supervision / len(layers)) / len(labels)  # [n]
         loss = loss + (k * F.cross_entropy(a, labels, reduction="none")).sum()
         if wanted:
             slope = k.unsqueeze(1) * (a.softmax(1) - onehot)

@@ -1,0 +1,121 @@
+"""Compile kernels for GPUs that are not here, and read what the machine code needs.
+
+An op is called on small tensors with its launches caught: what would have been launched, with the
+same types, constants and config, is compiled for the target instead.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from . import tiles
+from .tiles import Config
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+_POINTER = {
+    torch.bool: "*i1",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, the types of its arguments, its constants, and the config."""
+
+    kernel: triton.JITFunction
+    config: Config
+    signature: dict[str, str] = field(hash=False)
+    constants: dict[str, object] = field(hash=False)
+
+
+def caught(call: Callable[[], object]) -> list[Launch]:
+    """What `call` may launch: its kernels with every config that the tuning may take."""
+    launches = []
+
+    def catch(kernel, grid, config, **arguments):
+        every = arguments | tiles.tile_of(kernel, config)
+        types = {name: _type(every[name], name) for name in kernel.arg_names}
+        fixed = {name: every[name] for name, kind in types.items() if kind == "constexpr"}
+        launches.append(Launch(kernel, config, types, fixed))
+
+    def every_config(name, given, layers, configs, run):
+        results = [run(one) for one in tiles.fitting(configs, layers, given["n_classes"])]
+        return results[0]
+
+    with mock.patch.multiple(tiles, launch=catch, tuned=every_config):
+        call()
+    return launches
+
+
+def _type(value, name: str) -> str:
+    if isinstance(value, Tensor):
+        return _POINTER[value.dtype]
+    if name.isupper() or value is None:
+        return "constexpr"
+    return "fp32" if isinstance(value, float) else "i64" if name == "n" else "i32"
+
+
+def compiled(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
+    """The launch as machine code of the target; pointers are aligned as torch aligns them."""
+    names = launch.kernel.arg_names
+    pointers = (at for at, name in enumerate(names) if launch.signature[name].startswith("*"))
+    aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, aligned)
+    options = {"num_warps": launch.config.num_warps, "num_stages": launch.config.num_stages}
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def resources(launch: Launch, target: str) -> dict[str, int]:
+    """Registers a thread, bytes of shared memory, and of stack and spills: which cost bandwidth."""
+    kernel = compiled(launch, target)
+    read = _of_amd if target.startswith("gfx") else _of_nvidia
+    return {"shared": kernel.metadata.shared, **read(kernel)}
+
+
+def _of_nvidia(kernel) -> dict[str, int]:
+    tool = triton.knobs.nvidia.cuobjdump.path
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(kernel.asm["cubin"])
+        usage = subprocess.run(
+            [tool, "-res-usage", binary], capture_output=True, text=True, check=True
+        ).stdout
+        sass = subprocess.run(
+            [triton.knobs.nvidia.nvdisasm.path, binary], capture_output=True, text=True, check=True
+        ).stdout
+    found = dict(re.findall(r"(REG|STACK):(\d+)", usage))
+    spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
+    return {"registers": int(found["REG"]), "stack": int(found["STACK"]), "spills": spills}
+
+
+def _of_amd(kernel) -> dict[str, int]:
+    text = kernel.asm["amdgcn"]
+
+    def number(name: str) -> int:
+        return int(re.search(rf"\.{name}:\s+(\d+)", text)[1])
+
+    return {
+        "registers": number("vgpr_count"),
+        "stack": number("private_segment_fixed_size"),
+        "spills": number("vgpr_spill_count") + number("sgpr_spill_count"),
+    }
