@@ -29,7 +29,7 @@ from .tiles import (
 
 FIELDS = ("center", "slope", "offset", "kind", "mean", "factor")
 N_FIELDS = tl.constexpr(ROWS_FIELDS.value + len(FIELDS) + 1)
-CONFIGS = (Config(64, 64, 16, 8), Config(32, 64, 16, 8), Config(64, 16, 16, 8))
+CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 
 

@@ -413,15 +413,24 @@ def selected_cross_entropy(
     *,
     index: Index = None,
     deep_supervision: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+    keep_logits: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """(loss, logits) of the selected decoders (Eq. 6), plus `deep_supervision` times the mean
-    cross entropy of every layer's decoder on the same nodes."""
+    cross entropy of every layer's decoder on the same nodes.
+
+    The loss and its gradients need no logits in memory, [n, C]: `keep_logits=False` gives None.
+    """
     decoders = list(layers), list(weights), list(biases), layer.long().contiguous()
     every = [*layers, *weights, *biases]
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in every)
     wanted = [h.requires_grad for h in layers] if learning else []
     picked = _indices(index, layers)
     loss, logits, *_ = _ops.selected_cross_entropy(
-        *decoders, labels.long().contiguous(), picked, float(deep_supervision), wanted
+        *decoders,
+        labels.long().contiguous(),
+        picked,
+        float(deep_supervision),
+        wanted,
+        keep_logits,
     )
-    return loss, logits
+    return loss, logits if keep_logits else None

@@ -1,11 +1,16 @@
 """The `torch.ops.metselect` operators: schemas, shapes, gradients, and which engine serves them.
 
-The only file that names an engine. The plain torch reference serves every device; a compiled
-engine registers itself on its own dispatch key and takes over there.
+The only file that names an engine. The plain torch reference serves every device; the C++/CUDA
+extension ("native") and the Triton kernels take over on the dispatch keys that they register.
+
+Layers may be narrower than the constants (means, shifts, factors, weights): all arithmetic and
+every result but a gradient to a layer is in the dtype of the constants.
 """
 
 import os
+from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -29,7 +34,7 @@ _SCHEMAS = (
     "selected_logits_backward(Tensor grad, Tensor[] layers, Tensor[] weights, Tensor layer,"
     " Tensor?[] index) -> (Tensor[], Tensor[], Tensor[])",
     f"selected_cross_entropy({_DECODERS}, Tensor labels, Tensor?[] index, float deep_supervision,"
-    " bool[] wanted) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])",
+    " bool[] wanted, bool keep_logits) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])",
     f"neighbour_sum({_EDGES}, Tensor? weights, Tensor? back_weights, Tensor? source_scale,"
     " Tensor? target_scale, Tensor feat, Tensor? more) -> Tensor",
     f"attention_sum({_EDGES}, Tensor back_edges, Tensor feat, Tensor source, Tensor target,"
@@ -46,26 +51,93 @@ for _schema in _SCHEMAS:
     _library.impl(_name, getattr(reference, _name), "CompositeExplicitAutograd")
 
 
-def _load_native(wish: str) -> bool:
-    """Import the compiled engine, which registers itself on the CPU key, unless told not to."""
-    if wish not in ("auto", "native", "reference"):
-        raise ValueError(f"METSELECT_BACKEND is {wish!r}; use auto, native or reference")
-    if wish == "reference":
-        return False
+OPS = tuple(schema.partition("(")[0] for schema in _SCHEMAS)
+BACKENDS = ("auto", "native", "reference", "triton")
+_TRITON_OPS = (
+    "class_distances",
+    "class_distances_backward",
+    "select_layer",
+    "selected_logits",
+    "selected_cross_entropy",
+)
+
+
+def _load_native() -> str:
+    """Import the compiled engine, which registers itself on the keys it was built for; returns
+    why it does not serve, nothing if it does."""
+    if _WISH not in ("auto", "native"):
+        return f"METSELECT_BACKEND={_WISH}"
     try:
         import_module("metselect_dgl._C")
     except ImportError as error:
-        if wish == "auto":
-            return False
+        return f"the extension cannot be imported ({error})"
+    return ""
+
+
+def _register_triton() -> dict[str, str]:
+    """Register the Triton kernels, imported on first use, on the devices where they run; returns
+    for each device why they do not serve, nothing if they do."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if _WISH not in ("auto", "triton"):
+        everywhere = f"METSELECT_BACKEND={_WISH}"
+    elif find_spec("triton") is None:
+        everywhere = "triton is not installed"
+    else:
+        everywhere = ""
+    absent = {
+        "cpu": "" if interpreted and _WISH == "triton" else "only interpreted, for tests",
+        "cuda": "" if torch.version.cuda or torch.version.hip else "torch is built without CUDA",
+    }
+    absent = {device: everywhere or reason for device, reason in absent.items()}
+    for device in (device for device, reason in absent.items() if not reason):
+        for name in _TRITON_OPS:
+            _library.impl(name, _first_use(name), _KEYS[device])
+    return absent
+
+
+def _first_use(name: str) -> Callable:
+    """The Triton kernel of that name; it is imported when it is called."""
+    return lambda *inputs: getattr(import_module("metselect_dgl.kernels"), name)(*inputs)
+
+
+def _insist() -> None:
+    """What was asked for by name serves somewhere, or it is an error."""
+    if _WISH == "native" and _NATIVE_ABSENT:
         raise ImportError(
-            f"METSELECT_BACKEND=native, but the extension cannot be imported ({error}); build it "
-            "with `pip install --no-build-isolation --no-deps -e .`"
-        ) from error
-    return True
+            f"METSELECT_BACKEND=native, but {_NATIVE_ABSENT}; build it with "
+            "`pip install --no-build-isolation --no-deps -e .`"
+        )
+    seen = not _TRITON_ABSENT["cuda"] and torch.cuda.is_available()
+    if _WISH == "triton" and _TRITON_ABSENT["cpu"] and not seen:
+        reason = _TRITON_ABSENT["cuda"] or "no GPU is seen"
+        raise ImportError(
+            f"METSELECT_BACKEND=triton, but {reason}; TRITON_INTERPRET=1 runs its kernels on a "
+            "CPU, slowly"
+        )
 
 
-NATIVE = _load_native(os.environ.get("METSELECT_BACKEND", "auto"))
-OPS = tuple(schema.partition("(")[0] for schema in _SCHEMAS)
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_WISH = os.environ.get("METSELECT_BACKEND", "auto")
+if _WISH not in BACKENDS:
+    raise ValueError(f"METSELECT_BACKEND is {_WISH!r}; use one of {', '.join(BACKENDS)}")
+_NATIVE_ABSENT, _TRITON_ABSENT = _load_native(), _register_triton()
+_insist()
+NATIVE = not _NATIVE_ABSENT
+
+
+def serving(name: str, device: str) -> str:
+    """Which engine serves the op there: native, triton or reference."""
+    if not compiled(name, torch.device(device)):
+        return "reference"
+    return "triton" if name in _TRITON_OPS and not _TRITON_ABSENT[device] else "native"
+
+
+def not_serving(device: str) -> dict[str, str]:
+    """The engines that serve no op there, and why."""
+    absent = {"native": _NATIVE_ABSENT, "triton": _TRITON_ABSENT[device]}
+    if device == "cuda" and not absent["native"] and not compiled("moments", torch.device(device)):
+        absent["native"] = "the extension is built without CUDA"
+    return {engine: reason for engine, reason in absent.items() if reason}
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
@@ -76,7 +148,7 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
 def compiled(name: str, device: torch.device) -> bool:
     """Whether an engine of its own, not the reference, serves this op there."""
-    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type, "Undefined")
+    key = _KEYS.get(device.type, "Undefined")
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"metselect::{name}", key)
 
 
@@ -101,7 +173,7 @@ def _whitening_fake(covariances, rho, eps):
 
 
 def _class_distances_fake(layers, means, factors, valid, index):
-    return layers[0].new_empty(len(layers), _picked(layers, index), len(valid))
+    return means[0].new_empty(len(layers), _picked(layers, index), len(valid))
 
 
 def _class_distances_backward_fake(grad, layers, means, factors, valid, index):
@@ -109,17 +181,17 @@ def _class_distances_backward_fake(grad, layers, means, factors, valid, index):
 
 
 def _metric_logits_fake(layers, means, factors, valid, temperature, index):
-    return layers[0].new_empty(len(layers), _picked(layers, index), len(valid))
+    return means[0].new_empty(len(layers), _picked(layers, index), len(valid))
 
 
 def _select_layer_fake(layers, means, factors, valid, temperature, index, labels, rule):
     n = _picked(layers, index)
     layer = layers[0].new_empty(n, dtype=torch.int64)
-    return layer, torch.empty_like(layer), layers[0].new_empty(n)
+    return layer, torch.empty_like(layer), means[0].new_empty(n)
 
 
 def _selected_logits_fake(layers, weights, biases, layer, index):
-    return layers[0].new_empty(layer.shape[0], weights[0].shape[0])
+    return weights[0].new_empty(layer.shape[0], weights[0].shape[0])
 
 
 def _selected_logits_backward_fake(grad, layers, weights, layer, index):
@@ -127,9 +199,10 @@ def _selected_logits_backward_fake(grad, layers, weights, layer, index):
 
 
 def _selected_cross_entropy_fake(
-    layers, weights, biases, layer, labels, index, deep_supervision, wanted
+    layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits
 ):
-    logits = _selected_logits_fake(layers, weights, biases, layer, index)
+    rows = layer.shape[0] if keep_logits else 0
+    logits = weights[0].new_empty(rows, weights[0].shape[0])
     loss = logits.new_empty(())
     if not wanted:
         return loss, logits, [], [], []
@@ -221,7 +294,7 @@ def _is_one(grad: Tensor) -> bool:
 
 def _save_cross_entropy(ctx, inputs, output):
     """The gradients were made together with the loss."""
-    layers, weights, _, layer, _, index, _, wanted = inputs
+    layers, weights, _, layer, _, index, _, wanted, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.wanted, ctx.depths = wanted, len(layers)
     _, _, *grads = output
@@ -250,7 +323,7 @@ def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
         grads = [[g + m if len(g) else g for g, m in zip(*pair, strict=True)] for pair in pairs]
     to_layers, to_weights, to_biases = grads
     to_layers = [g if want else None for g, want in zip(to_layers, ctx.wanted, strict=True)]
-    return to_layers, to_weights, to_biases, None, None, _constant(index), None, None
+    return to_layers, to_weights, to_biases, None, None, _constant(index), None, None, None
 
 
 def reversed_edges(

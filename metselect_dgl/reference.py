@@ -2,7 +2,8 @@
 
 Equations 2 to 6 of the paper, read as the README says. Lists have one entry per layer and the
 layers may differ in width. `index` has for every layer the numbers [n] of the rows that are picked
-from it (None: all of them), and `labels` [n] and `layer` [n] belong to the picked rows.
+from it (None: all of them), and `labels` [n] and `layer` [n] belong to the picked rows. Layers
+may be of a narrower dtype than the constants, in whose dtype everything is computed.
 
 Edges come as two compressed lists. The in-edges of destination i are `indptr[i]` to
 `indptr[i + 1]` of `indices`, their sources; the out-edges of source j likewise lie in
@@ -63,13 +64,14 @@ def whitening(covariances: list[Tensor], rho: Tensor, eps: float) -> list[Tensor
     return factors
 
 
-def _rows(h: Tensor, index: Tensor | None) -> Tensor:
-    return h if index is None else h[index]
+def _rows(h: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return (h if index is None else h[index]).to(dtype)
 
 
 def _scatter(rows: Tensor, index: Tensor | None, h: Tensor) -> Tensor:
     """The gradient of `_rows`."""
-    return rows if index is None else h.new_zeros(h.shape).index_add_(0, index, rows)
+    every = rows if index is None else rows.new_zeros(h.shape).index_add_(0, index, rows)
+    return every.to(h.dtype)
 
 
 def _center(mean: Tensor, valid: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def _whitened(
 ) -> tuple[Tensor, Tensor]:
     """R (h - center) [n, K] and R (mu - center) [C, K]."""
     center = _center(mean, valid)
-    return (_rows(h, index) - center) @ factor.T, (mean - center) @ factor.T
+    return (_rows(h, index, mean.dtype) - center) @ factor.T, (mean - center) @ factor.T
 
 
 def class_distances(
@@ -148,8 +150,9 @@ def metric_logits(
     for h, mean, factor, t, picked in every:
         center = _center(mean, valid)
         m = (mean - center).double() @ factor.double().T  # [C, K]
-        slope, offset = (m @ factor.double()).to(h.dtype), (m.square().sum(1) / 2).to(h.dtype)
-        linear = (_rows(h, picked) - center) @ slope.T - offset
+        slope = (m @ factor.double()).to(mean.dtype)
+        offset = (m.square().sum(1) / 2).to(mean.dtype)
+        linear = (_rows(h, picked, mean.dtype) - center) @ slope.T - offset
         logits.append(linear.masked_fill(~valid, -torch.inf) / t)
     return torch.stack(logits)
 
@@ -194,11 +197,11 @@ def selected_logits(
     index: Indices,
 ) -> Tensor:
     """logits[i] = W_l h_i + b_l with l = layer[i], [n, C]."""
-    logits = layers[0].new_empty(len(layer), weights[0].shape[0])
+    logits = weights[0].new_empty(len(layer), weights[0].shape[0])
     for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
         here = (layer == depth).nonzero().squeeze(1)
         rows = here if index[depth] is None else index[depth][here]
-        logits[here] = F.linear(h[rows], weight, bias)
+        logits[here] = F.linear(h[rows].to(weight.dtype), weight, bias)
     return logits
 
 
@@ -214,7 +217,7 @@ def selected_logits_backward(
     for depth, (h, weight) in enumerate(zip(layers, weights, strict=True)):
         g = grad * (layer == depth).unsqueeze(1)
         to_layers.append(_scatter(g @ weight, index[depth], h))
-        to_weights.append(g.T @ _rows(h, index[depth]))
+        to_weights.append(g.T @ _rows(h, index[depth], g.dtype))
         to_biases.append(g.sum(0))
     return to_layers, to_weights, to_biases
 
@@ -228,21 +231,25 @@ def selected_cross_entropy(
     index: Indices,
     deep_supervision: float,
     wanted: list[bool],
+    keep_logits: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
     """(loss, logits, and the loss's gradients to layers, weights and biases).
 
     The loss is the mean cross entropy of the selected decoders (Eq. 6), plus deep_supervision
     times the mean over layers of the cross entropy of that layer's decoder. `wanted` says of every
-    layer whether its gradient is wanted, or is empty where none is at all.
+    layer whether its gradient is wanted, or is empty where none is at all; the logits are of no
+    row unless they are to be kept.
 
     With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot).
     """
-    logits = selected_logits(layers, weights, biases, layer, index)
+    logits = weights[0].new_empty(0, weights[0].shape[0])
+    if keep_logits:
+        logits = selected_logits(layers, weights, biases, layer, index)
     loss = logits.new_zeros(())
     onehot = F.one_hot(labels, logits.shape[1])
     grads = [], [], []
     for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
-        rows = _rows(h, index[depth])
+        rows = _rows(h, index[depth], weight.dtype)
         a = F.linear(rows, weight, bias)
         k = ((layer == depth).to(a.dtype) + deep_supervision / len(layers)) / len(labels)  # [n]
         loss = loss + (k * F.cross_entropy(a, labels, reduction="none")).sum()

@@ -113,6 +113,7 @@ class _Loop:
                     f"split {config.split} of {data.name} has no labelled node for {part}"
                 )
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
+        self.model.head.keep_logits = False
         self.optimizer = torch.optim.Adam(
             [p for p in self.model.parameters() if p.requires_grad],
             lr=config.lr,

@@ -53,7 +53,7 @@ def test_a_request_that_cannot_be_met_raises():
     assert done.returncode != 0
     assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
     assert python(hidden, "auto").returncode == 0
-    assert "use auto, native or reference" in python("import metselect_dgl.ops", "gpu").stderr
+    assert "use one of auto, native, reference, triton" in python("import metselect_dgl.ops", "gpu").stderr
 
 
 @native
@@ -151,6 +151,7 @@ class TestAgainstTheReference:
             self.index,
             deep,
             [True, False, True],
+            True,
         )
         ours, exact, plain = (
             [loss, logits, *(g for part in grads for g in part)] for loss, logits, *grads in results
@@ -197,7 +198,7 @@ def test_layers_of_any_layout(layout):
         lambda h: OPS.metric_logits([h], *metric, one, [None]),
         lambda h: OPS.select_layer([h], *metric, one, [None], labels, "distance"),
         lambda h: OPS.selected_logits([h], *decoders, [None]),
-        lambda h: OPS.selected_cross_entropy([h], *decoders, labels, [None], 1.0, [True]),
+        lambda h: OPS.selected_cross_entropy([h], *decoders, labels, [None], 1.0, [True], True),
         lambda h: OPS.linear_relu(h, weights, torch.zeros(5)),
     ):
         torch.testing.assert_close(call(layer), call(plain))

@@ -43,7 +43,7 @@ def arguments(name: str, picked: int | None) -> tuple:
         "select_layer": (plain, *metric, one, index, case.labels, "confidence"),
         "selected_logits": (*decoders, index),
         "selected_logits_backward": (logits, plain, case.weights, layer, index),
-        "selected_cross_entropy": (*decoders, case.labels, index, 1.0, [True, True]),
+        "selected_cross_entropy": (*decoders, case.labels, index, 1.0, [True, True], True),
         "neighbour_sum": (*loops, *loops, *(4 * [None]), layers[0], plain[1][:, :3]),
         "linear_relu": (layers[0], weight, case.biases[0]),
         "linear_relu_backward": (out, plain[0], weight.detach(), out, True),

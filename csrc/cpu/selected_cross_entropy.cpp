@@ -241,7 +241,7 @@ struct Pass {
   const Indices& index;
   Objective objective;
   int64_t n, classes;
-  bool deep, gradients;
+  bool deep, gradients, keep_logits;
   Tensor logits, loss;
   std::vector<Tensor> to_layers, to_weights, to_biases;
 
@@ -287,7 +287,7 @@ struct Pass {
     double sum = 0;
     const auto of_tile = [&](int64_t depth, const Tile<T>& tile) {
       decode(known[depth], tile, classes, a);
-      for (int64_t i = 0; i < tile.size(); ++i) {
+      for (int64_t i = 0; keep_logits && i < tile.size(); ++i) {
         if (objective.layer[tile.place[i]] != depth) continue;
         std::copy_n(a + i * classes, classes, out + tile.place[i] * classes);
       }
@@ -304,7 +304,7 @@ struct Pass {
 std::tuple<Tensor, Tensor, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>
 selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
                        const Tensor& layer, const Tensor& labels, const Indices& index,
-                       double deep_supervision, const c10::List<bool>& wanted) {
+                       double deep_supervision, const c10::List<bool>& wanted, bool keep_logits) {
   const int64_t n = check_decoders(layers, index, weights, layer);
   check_biases(biases, weights);
   const int64_t classes = weights[0].size(0);
@@ -322,7 +322,8 @@ selected_cross_entropy(TensorList layers, TensorList weights, TensorList biases,
       classes,
       deep_supervision != 0,
       !wanted.empty(),
-      fresh({n, classes}, layers[0].options()),
+      keep_logits,
+      fresh({keep_logits ? n : 0, classes}, layers[0].options()),
       at::empty({}, layers[0].options())};
   const int64_t shares = pass.allocate(wanted);
   AT_DISPATCH_FLOATING_TYPES(pass.loss.scalar_type(), "selected_cross_entropy",

@@ -16,11 +16,11 @@ from .layers import Layer
 class Selection:
     """What a head says of the nodes it was asked about (`index`, all of them if None).
 
-    `logits` [n, C]; `layer` [n], the chosen layer; `chosen_by` [n], the score of that choice where
+    `logits` [n, C], None if a training call was not to keep them; `layer` [n], the chosen layer; `chosen_by` [n], the score of that choice where
     there was one; `loss`, when labels were given.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     layer: Tensor
     chosen_by: Tensor | None = None
     index: Tensor | None = None
@@ -40,7 +40,12 @@ class LayerHead(nn.Module):
 
     Called with labels it also returns the loss over the labelled nodes among `index`; in training
     mode the labels may guide the choice of the layer, in evaluation mode they never do.
+
+    A training loop that looks at the loss alone may set `keep_logits` to False: a head that needs
+    no [n, C] logits for it then writes none in training.
     """
+
+    keep_logits = True
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__()
@@ -79,6 +84,10 @@ class LayerHead(nn.Module):
     def forward_rows(self, layers: list[Layer], labels: Tensor | None) -> Selection:
         """`forward` after `check`."""
         raise NotImplementedError("a subclass says how it chooses and decodes")
+
+    @property
+    def gives_logits(self) -> bool:
+        return self.keep_logits or not self.training
 
     @property
     def streams(self) -> bool:
@@ -130,9 +139,9 @@ class DecodersHead(LayerHead):
         layer: Tensor,
         labels: Tensor | None,
         deep_supervision: float = 0.0,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None]:
         """(logits, loss) from the chosen layers; no loss without labels."""
-        return decode(layers, self.decoders, layer, labels, deep_supervision)
+        return decode(layers, self.decoders, layer, labels, deep_supervision, self.gives_logits)
 
 
 def decode(
@@ -141,7 +150,8 @@ def decode(
     layer: Tensor,
     labels: Tensor | None,
     deep_supervision: float = 0.0,
-) -> tuple[Tensor, Tensor | None]:
+    keep_logits: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
     """(logits, loss) of every row by the decoder of its layer; no loss without labels."""
     pairs = zip(layers, decoders, strict=True)
     weights, biases = zip(*(_decoder_of(each, decoder) for each, decoder in pairs), strict=True)
@@ -150,7 +160,11 @@ def decode(
     if labels is None:
         return MF.selected_logits(*given, index=index), None
     loss, logits = MF.selected_cross_entropy(
-        *given, labels, index=index, deep_supervision=deep_supervision
+        *given,
+        labels,
+        index=index,
+        deep_supervision=deep_supervision,
+        keep_logits=keep_logits,
     )
     return logits, loss
 

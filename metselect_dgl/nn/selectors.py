@@ -157,10 +157,10 @@ class MetSelectHead(DecodersHead):
             logits, loss = self._metric_decode(metric, layer, labels)
         return Selection(self._predictable(logits), layer, score, loss=loss)
 
-    def _predictable(self, logits: Tensor) -> Tensor:
+    def _predictable(self, logits: Tensor | None) -> Tensor | None:
         """-inf for a class that has no training node."""
         valid = self.prototypes.valid
-        return logits if valid.all() else logits.masked_fill(~valid, -torch.inf)
+        return logits if logits is None or valid.all() else logits.masked_fill(~valid, -torch.inf)
 
     def choose(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
         """(layer, score) of every row."""
