@@ -5,11 +5,13 @@
 in `roofline.py`; the tests count the first two on the code itself.
 
 Letters: N nodes, n picked rows, L layers, C classes, D features of a layer, s bytes of a feature,
-P slots of partial sums, t tiles of the reference's moments.
+M multiprocessors; t tiles of the reference's moments, q pieces of 64 x 64 in which the kernel makes
+half of a Gram matrix.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from math import ceil
 
 import sympy
 
@@ -20,20 +22,27 @@ EXP = 8  # FLOP of an exponential or logarithm
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers, or sympy's symbols, which turn every cost below into its formula."""
+    """By default those of ogbn-arxiv, on a V100."""
 
-    N: int = 169_343  # nodes, of ogbn-arxiv
-    n: int = 90_941  # picked rows: its training nodes
+    N: int = 169_343
+    n: int = 90_941  # its training nodes
     L: int = 3
     C: int = 40
     D: int = 64
-    s: int = 4  # bytes of a feature
-    P: int = 160  # slots for partial sums
-    t: int = -(-90_941 // TILE)  # tiles of the reference's moments
+    s: int = 4
+    M: int = 80
+    tile: int = TILE
 
-    @classmethod
-    def symbols(cls) -> "Size":
-        return cls(*sympy.symbols(" ".join(field.name for field in fields(cls))))
+    def letters(self) -> dict[str, int]:
+        """What the costs are functions of."""
+        columns = ceil(self.D / 64)
+        derived = {"t": ceil(self.n / self.tile), "q": columns * (columns + 1) // 2}
+        return {name: value for name, value in vars(self).items() if name != "tile"} | derived
+
+
+def symbols() -> dict[str, sympy.Symbol]:
+    """The letters themselves: a cost of these is its formula."""
+    return {letter: sympy.Symbol(letter) for letter in Size().letters()}
 
 
 @dataclass(frozen=True)
@@ -161,13 +170,13 @@ def reference_class_distances_backward(N, n, L, C, D, s, **_) -> Cost:
 # fused: the Triton and CUDA kernels
 
 
-def fused_moments(n, L, C, D, s, P, **_) -> Cost:
-    """Picked rows once, half of the symmetric Gram matrix, partial sums in P slots."""
+def fused_moments(n, L, C, D, s, M, q, **_) -> Cost:
+    """All layers in two launches; 3 blocks on each multiprocessor share out rows and pieces, and
+    each writes a float64 slot. Not for tensor cores."""
     return Cost(
-        bytes=L * (n * (D * s + 16) + 16 * P * (D**2 + C * D)),
-        matmul=L * n * D * (D + 1),
-        other=L * 2 * n * D,
-        launches=2 * L + 2,
+        bytes=L * n * (D * s + 16) + 48 * M * (64**2 + C * D / q),
+        other=L * n * (2 * q * 64**2 + 2 * D),
+        launches=4,
     )
 
 
@@ -181,10 +190,10 @@ def fused_select_layer(n, L, C, D, s, **_) -> Cost:
     )
 
 
-def fused_loss(N, n, L, C, D, s, P, **_) -> Cost:
+def fused_loss(N, n, L, C, D, s, M, **_) -> Cost:
     """Zero fill, then logits, loss and gradients of a tile at once; selected logits kept."""
     return Cost(
-        bytes=L * (N * D * s + n * (3 * D * s + 8) + 8 * P * C * D) + n * (C * s + 16),
+        bytes=L * (N * D * s + n * (3 * D * s + 8) + 16 * M * C * D) + n * (C * s + 16),
         matmul=L * 6 * n * C * D,
         other=L * n * C * (3 + EXP),
         launches=5 * L + 2,

@@ -9,8 +9,9 @@ measured. Assumptions:
   once, from and to DRAM; a gather or scatter-add touches the smaller of its rows and its table.
   That is generous: nonzero, logsumexp or index_put take several kernels, and waits for the host
   are not counted. Tests count both on the code itself.
-- `fused`: a tile of rows is read from DRAM once and again from L2; sums over rows go through P
-  slots, two for each multiprocessor, written and read once, float64 in the moments.
+- `fused`: a tile of rows is read from DRAM once and again from L2; sums over rows go through
+  slots, written and read once: for the decoders 2 of float32 on each multiprocessor, for the
+  moments 3 of float64. The moments are always made on the FP32 units.
 - A Cholesky factor, an inverse or a triangular solve of D columns is D / 8 dependent launches.
 - Products of float32 run on the FP32 units, with `--precision tf32` on the tensor cores (the V100
   has none for them). An exponential or logarithm counts as 8 FLOP. Caches keep nothing else.
@@ -19,10 +20,8 @@ measured. Assumptions:
 import argparse
 from dataclasses import dataclass, replace
 
-from metselect_dgl.reference import TILE
-
 from . import costs
-from .costs import BESIDE, HEAD, Cost, Size
+from .costs import BESIDE, HEAD, Cost, Size, symbols
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class GPU:
         return self.tf32 if precision == "tf32" and self.tf32 else self.fp32
 
     def size(self, size: Size) -> Size:
-        return replace(size, P=2 * self.multiprocessors)
+        return replace(size, M=self.multiprocessors)
 
 
 # NVIDIA's data sheets of the V100 (SXM2, 32 GB), A100 (SXM4, 80 GB) and H100 (SXM5, 80 GB).
@@ -77,7 +76,7 @@ DEFAULT = Model()
 
 def head_costs(path: str, size: Size) -> dict[str, Cost]:
     """Of the ops of a path's head."""
-    return {name: op(**vars(size)) for name, op in HEAD[path].items()}
+    return {name: op(**size.letters()) for name, op in HEAD[path].items()}
 
 
 def head_seconds(path: str, size: Size, gpu: GPU, model: Model = DEFAULT) -> float:
@@ -95,7 +94,7 @@ def formulas() -> str:
     lines = costs.__doc__.split("\n\n")[-1].splitlines()
     for path, ops in HEAD.items():
         for name, op in (ops | BESIDE.get(path, {})).items():
-            lines += [f"{path} {name}", _formula(op(**vars(Size.symbols())))]
+            lines += [f"{path} {name}", _formula(op(**symbols()))]
     return "\n".join(lines)
 
 
@@ -105,8 +104,8 @@ def op_table(size: Size, model: Model) -> str:
     lines = [head + "".join(f" {gpu:>8}" for gpu in GPUS) + "  ms"]
     for path, ops in HEAD.items():
         for name, op in (ops | BESIDE.get(path, {})).items():
-            cost = op(**vars(size))
-            each = [op(**vars(gpu.size(size))) for gpu in GPUS.values()]
+            cost = op(**size.letters())
+            each = [op(**gpu.size(size).letters()) for gpu in GPUS.values()]
             times = [model.seconds(*pair) for pair in zip(each, GPUS.values(), strict=True)]
             lines.append(_row(path, name, cost, times))
         total = sum(head_costs(path, size).values(), Cost())
@@ -224,9 +223,7 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     args = _arguments()
     model = Model(args.bandwidth_share, args.rate_share, args.launch_us / 1e6, args.precision)
-    size = Size(
-        args.nodes, args.rows, args.layers, args.classes, args.width[0], t=-(-args.rows // TILE)
-    )
+    size = Size(args.nodes, args.rows, args.layers, args.classes, args.width[0])
     print(__doc__)
     print(formulas())
     for width in args.width:
@@ -234,7 +231,7 @@ def main() -> None:
         print(
             f"\nN = {wide.N:,}, n = {wide.n:,}, L = {wide.L}, C = {wide.C}, D = {width};", end=" "
         )
-        print(f"products {model.precision}; MB and launches with the slots of a V100")
+        print(f"products {model.precision}; MB with the slots of a V100")
         print(op_table(wide, model))
         print(f"\nhead on a V100 as a share of the paper's epoch on ogbn-arxiv, D = {width}")
         print(paper_table(wide, model))

@@ -8,12 +8,13 @@ name. docs/precision.md has the derivation of the bound and the results.
 """
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from metselect_dgl.config import Config
+from metselect_dgl import functional as MF
+from metselect_dgl.config import BACKBONES, Config
 from metselect_dgl.data import NodeDataset, load_dataset
 from metselect_dgl.nn import LayerSelect
 from metselect_dgl.reference import _center, log_odds
@@ -110,7 +111,8 @@ def certified(layers: list[LayerLogits], score: Tensor, precision: str) -> Tenso
 
 @dataclass
 class Trained:
-    """A model, its layers of all nodes, and the logits of its metric, with and without rounding."""
+    """A model trained on split 0, its layers of all nodes, and the logits of its metric in float32
+    and float64."""
 
     model: LayerSelect
     data: NodeDataset
@@ -121,10 +123,8 @@ class Trained:
 
     @classmethod
     @torch.no_grad()
-    def on(cls, name: str, data_dir: str | None, epochs: int) -> "Trained":
-        """GCN + MetSelect of hidden 64 and depth 2, trained on split 0."""
-        config = Config(dataset=name, epochs=epochs, patience=epochs, select="temperature")
-        data = load_dataset(name, data_dir)
+    def on(cls, config: Config, data_dir: str | None) -> "Trained":
+        data = load_dataset(config.dataset, data_dir)
         with torch.enable_grad():
             model = train(config, data, progress=False).model.eval()
         data = prepare(config, data)
@@ -203,7 +203,7 @@ def distance_rows(name: str, trained: Trained) -> list[str]:
         exact = x.double() @ factor.double().T
         exact_m = (mean - center)[valid].double() @ factor.double().T
         best, at = torch.cdist(exact, exact_m).square().min(1)
-        condition = max(condition, torch.linalg.cond(factor.double()).item() ** 2)
+        condition = max(condition, _condition(factor))
         for precision in PRODUCT_ERROR:
             z = product(x, factor, precision)
             error = (z - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-30)
@@ -216,27 +216,64 @@ def distance_rows(name: str, trained: Trained) -> list[str]:
     return rows
 
 
+def bad_rows(n: int = 2000, width: int = 64) -> list[str]:
+    """Features that all go up and down together, by far more than the classes differ, and no
+    shrinkage: the large terms of a logit cancel, and their rounding is left."""
+    draw = torch.Generator().manual_seed(0)
+    labels, valid = torch.arange(n) % 4, torch.ones(4, dtype=torch.bool)
+    own = torch.randn(4, width, generator=draw)[labels] + torch.randn(n, width, generator=draw)
+    h = 3 * torch.randn(n, 1, generator=draw) + 0.05 * own
+    moments = MF.moments([h], labels, 4)
+    (mean,), (factor,) = moments.means(), MF.whitening(moments, 0.0)
+    layer, exact = (
+        LayerLogits.of(*(each.to(dtype) for each in (h, mean, factor)), valid, torch.ones(()))
+        for dtype in (torch.float32, torch.float64)
+    )
+    truth = scores([exact], "fp32", None)
+    return [
+        f"{'collinear':10} {precision:12} "
+        f"{_spread((scores([layer], precision, None) - truth).abs())}  {_condition(factor):.0e}"
+        for precision in PRODUCT_ERROR
+    ]
+
+
+def _condition(factor: Tensor) -> float:
+    """Of the covariance whose inverse is R^T R."""
+    return torch.linalg.cond(factor.double()).item() ** 2
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("datasets", nargs="*", default=DATASETS)
     parser.add_argument("--data-dir")
     parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--backbone", choices=BACKBONES, default="gcn")
+    parser.add_argument("--depth", type=int, default=2)
     args = parser.parse_args()
-    distances = []
-    print("log-odds against float64: median and largest error; % of nodes whose layer changes, is")
-    print(
-        "certain not to change, whose class changes; % test accuracy; the same with labels on the"
+    plain = Config(
+        backbone=args.backbone,
+        num_layers=args.depth,
+        epochs=args.epochs,
+        patience=args.epochs,
+        select="temperature",
     )
-    print("training nodes: % changed, % certain")
+    print("Error of the log-odds: median and largest, against float64. Per cent of the nodes whose")
+    print("layer changes against fp32, whose layer cannot (the bound), whose class changes; test")
+    print("accuracy. The same with labels, on the training nodes.\n")
+    print(
+        f"{'':24}{'median':7} {'largest':7}  {'changed':>8}  {'certain':>9}  {'class':>8}  "
+        f"{'accuracy':>8}  {'changed':>8}  {'certain':>9}"
+    )
+    distances = []
     for name in args.datasets:
-        trained = Trained.on(name, args.data_dir, args.epochs)
+        trained = Trained.on(replace(plain, dataset=name), args.data_dir)
         print("\n".join(score_rows(name, trained)), flush=True)
         distances += distance_rows(name, trained)
-    print(
-        "\nrelative error of R (h - center), of the squared distance to the nearest class: median"
-    )
-    print("and largest; the largest condition number of a layer's covariance")
+    print("\nRelative error of R (h - center), and of the squared distance to the nearest class:")
+    print("median and largest; the largest condition number of a layer's covariance.\n")
     print("\n".join(distances))
+    print("\nError of the log-odds where features are made collinear, and the condition number.\n")
+    print("\n".join(bad_rows()))
 
 
 if __name__ == "__main__":

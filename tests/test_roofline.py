@@ -76,9 +76,9 @@ def _size(tensors) -> int:
 
 
 SIZES = {
-    "wide": Size(N=1500, n=1000, L=3, C=6, D=48, t=4),
-    "classes": Size(N=1200, n=1000, L=2, C=30, D=16, t=1),
-    "deep": Size(N=900, n=800, L=6, C=4, D=20, t=2),
+    "wide": Size(N=1500, n=1000, L=3, C=6, D=48, tile=250),
+    "classes": Size(N=1200, n=1000, L=2, C=30, D=16, tile=1000),
+    "deep": Size(N=900, n=800, L=6, C=4, D=20, tile=400),
 }
 
 
@@ -131,11 +131,11 @@ def jobs(z: Size) -> dict:
 def test_costs_are_those_of_the_code(z, name, monkeypatch):
     """Products exactly, traffic within 5 %, and so the number of kernels but for factorisations,
     which the model takes apart."""
-    monkeypatch.setattr(reference, "TILE", -(-z.n // z.t))
+    monkeypatch.setattr(reference, "TILE", z.tile)
     run, op = jobs(z)[name]
     with FlopCounterMode(display=False) as flops, Traffic() as traffic:
         run()
-    cost = op(**vars(z))
+    cost = op(**z.letters())
     steps = z.L * (z.D / 8 - 1) if name == "eager scores" else 0
     assert cost.matmul == flops.get_total_flops()
     assert cost.bytes == pytest.approx(traffic.bytes, rel=0.05)
@@ -154,9 +154,9 @@ def test_small_ops_are_as_many_as_in_the_code(depth):
     with Traffic() as inside:
         reference.whitening(moments.grams, torch.zeros(depth), 1e-7)
     factors = 2 * z.L * (z.D / 8 - 1)
-    assert before.kernels - 1 == costs.checks_and_shifts(**vars(z)).launches
+    assert before.kernels - 1 == costs.checks_and_shifts(**z.letters()).launches
     found = after.kernels - 1 + inside.kernels
-    assert costs.whitening(**vars(z)).launches - factors == pytest.approx(found, rel=0.05)
+    assert costs.whitening(**z.letters()).launches - factors == pytest.approx(found, rel=0.05)
 
 
 def test_counted_by_hand():
@@ -206,7 +206,7 @@ def test_a_better_gpu_is_not_slower(path):
 
 def test_fused_moves_less_and_multiplies_no_more():
     for name, op in HEAD["fused"].items():
-        mine, plain = op(**vars(Size())), HEAD["reference"][name](**vars(Size()))
+        mine, plain = op(**Size().letters()), HEAD["reference"][name](**Size().letters())
         assert mine.bytes <= plain.bytes
         assert mine.matmul <= plain.matmul
         assert mine.launches <= plain.launches

@@ -177,6 +177,15 @@ def test_there_are_nodes_that_change():
     assert changed > 0
 
 
+def test_collinear_features_are_the_bad_case():
+    """tf32 errs there by more than a tenth in the log-odds, tf32x3 and fp32 do not."""
+    largest = dict.fromkeys(PRODUCT_ERROR)
+    for precision, row in zip(largest, tf32.bad_rows(), strict=True):
+        largest[precision] = float(row.split()[-2])
+    assert min(largest["tf32"], largest["tf32 nearest"]) > 0.1
+    assert max(largest["tf32x3"], largest["fp32"]) < 1e-3
+
+
 def test_study_runs(monkeypatch, capsys):
     """On data that every checkout has; the model that is left is the one that was trained."""
     monkeypatch.setattr("sys.argv", ["tf32", "hop_chain", "--epochs", "8"])
