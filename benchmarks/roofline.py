@@ -164,7 +164,7 @@ def plot(size: Size, model: Model, gpu: GPU, file: str) -> None:
             if cost.flops:
                 seconds = model.seconds(cost, gpu)
                 at = cost.flops / cost.bytes, cost.flops / seconds / 1e12
-                points[f"{name}, {1e3 * seconds:.2f} ms"] = at
+                points[f"{name.removeprefix('selected_')}, {1e3 * seconds:.2f} ms"] = at
         dots = axes.scatter(*zip(*points.values(), strict=True), marker=marker, label=path)
         for label, at in points.items():
             if not (path == "reference" and label.startswith("scale")):  # the same as fused

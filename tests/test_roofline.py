@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -241,3 +242,14 @@ def test_formulas_are_printed_with_the_letters():
     for path, ops in HEAD.items():
         for name in ops:
             assert f"{path} {name}\n" in text
+
+
+def test_the_page_says_what_the_model_says():
+    page = (Path(__file__).parents[1] / "docs" / "roofline.md").read_text()
+    assert roofline.__doc__[roofline.__doc__.index("- An op") :].strip() in page
+    for path in HEAD:
+        sizes = [(Size(D=width), gpu) for width in (64, 128, 256) for gpu in GPUS.values()]
+        cells = [f"{1e3 * head_seconds(path, *each):.1f}" for each in sizes]
+        assert f"| {path} | {' | '.join(cells)} |" in page
+        share = 100 * head_seconds(path, *sizes[0]) / PAPER_EPOCHS["GCN"]["FinalSelect"]
+        assert f"| {path} (predicted) | {share:.2f} %" in page
