@@ -66,6 +66,16 @@ def test_three_products_by_hand():
     assert product(x, x, "fp32").item() == 1 + 2.0**-11
 
 
+@pytest.mark.parametrize("precision", PRODUCT_ERROR)
+def test_error_of_one_product(precision):
+    """It is within what the bound takes it to be, and not far below."""
+    x, y = (torch.rand(400, 1, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    exact = x.double() @ y.double().T
+    error = ((product(x, y, precision) - exact) / exact).abs().max()
+    rounding = 2.0**-22  # of products and sums in float32
+    assert 0.25 * PRODUCT_ERROR[precision] < error <= PRODUCT_ERROR[precision] + rounding
+
+
 NUMBERS = st.floats(2.0**-40, 2.0**40, width=32) | st.floats(0.5, 2, width=32)
 SIGNED = st.tuples(NUMBERS, st.sampled_from([-1.0, 1.0])).map(math.prod) | st.just(0.0)
 
