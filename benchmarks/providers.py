@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Head = tuple[Tensor, Tensor]  # the layer and the score of every node
@@ -92,3 +93,15 @@ def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels.unsqueeze(1))
     rest = logits.scatter(1, labels.unsqueeze(1), -torch.inf)
     return (own - rest.logsumexp(1, keepdim=True)).squeeze(1)
+
+
+def plain_loss(layers, weights, biases, layer, labels, index, deep_supervision=1.0) -> Tensor:
+    """The cross entropy of the selected decoders and of all of them, in eager torch."""
+    logits = [
+        F.linear(h[index], weight, bias)
+        for h, weight, bias in zip(layers, weights, biases, strict=True)
+    ]
+    every = torch.arange(len(labels), device=labels.device)
+    loss = F.cross_entropy(torch.stack(logits)[layer, every], labels)
+    deep = sum(F.cross_entropy(each, labels) for each in logits) / len(logits)
+    return loss + deep_supervision * deep
