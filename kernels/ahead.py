@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
 
@@ -73,6 +73,15 @@ def _type(value, name: str) -> str:
     if name.isupper() or value is None:
         return "constexpr"
     return "fp32" if isinstance(value, float) else "i64" if name == "n" else "i32"
+
+
+def with_config(launch: Launch, config: Config) -> Launch:
+    """The same launch in another config."""
+    return replace(
+        launch,
+        config=config,
+        constants=launch.constants | tiles.tile_of(launch.kernel, config),
+    )
 
 
 def compiled(launch: Launch, target: str) -> triton.compiler.CompiledKernel:

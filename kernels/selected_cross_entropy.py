@@ -35,6 +35,7 @@ from .tiles import (
 
 N_FIELDS = tl.constexpr(ROWS_FIELDS.value + 7)
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 32, 16, 8))
+LOGITS_CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 
 
 @triton.jit
@@ -135,8 +136,7 @@ def selected_cross_entropy_kernel(
                 top = most
         if LABELLED:
             scale = tl.where(own, each + share, share)
-            log_total = top + tl.log(total)
-            one = tl.where(inside & (y >= 0), scale * (log_total - right), float("nan"))
+            one = tl.where(inside & (y >= 0), scale * (tl.log(total) + (top - right)), float("nan"))
             loss += tl.where(here, one, 0.0)
         if LEARNING:
             tl.debug_barrier()  # the slots of the tile before are written by other threads
@@ -165,7 +165,8 @@ def selected_cross_entropy_kernel(
                         BK,
                     )
                 onehot = tl.where(c[None, :] == y[:, None], 1.0, 0.0)
-                da = scale[:, None] * (tl.exp(a - log_total[:, None]) - onehot)
+                softmax = tl.exp(a - top[:, None]) / total[:, None]
+                da = scale[:, None] * (softmax - onehot)
                 da = tl.where(inside[:, None], da, 0.0)
                 db = tl.load(to_bias + c, mask=known, other=0.0) + tl.sum(da, axis=0)
                 tl.store(to_bias + c, db, mask=known)
@@ -290,4 +291,5 @@ def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wan
         found = grads.narrowed(layers, weights) if learning else ([], [], [])
         return loss.sum().to(weights[0].dtype), logits, *found
 
-    return tiles.tuned("selected_cross_entropy", given, layers, CONFIGS, run)
+    configs = CONFIGS if learning else LOGITS_CONFIGS
+    return tiles.tuned("selected_cross_entropy", given, layers, configs, run)

@@ -53,7 +53,10 @@ def test_a_request_that_cannot_be_met_raises():
     assert done.returncode != 0
     assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
     assert python(hidden, "auto").returncode == 0
-    assert "use one of auto, native, reference, triton" in python("import metselect_dgl.ops", "gpu").stderr
+    assert (
+        "use one of auto, native, reference, triton"
+        in python("import metselect_dgl.ops", "gpu").stderr
+    )
 
 
 @native

@@ -31,9 +31,7 @@ class FinalHead(LayerHead):
     def forward_rows(self, layers, labels):
         last = layers[-1].stored()
         only = torch.zeros(len(last), dtype=torch.long, device=last.source.device)
-        logits, loss = decode(
-            [last], [self.decoder], only, labels, keep_logits=self.gives_logits
-        )
+        logits, loss = decode([last], [self.decoder], only, labels, keep_logits=self.gives_logits)
         return Selection(logits, only + len(layers) - 1, loss=loss)
 
 

@@ -16,8 +16,9 @@ from .layers import Layer
 class Selection:
     """What a head says of the nodes it was asked about (`index`, all of them if None).
 
-    `logits` [n, C], None if a training call was not to keep them; `layer` [n], the chosen layer; `chosen_by` [n], the score of that choice where
-    there was one; `loss`, when labels were given.
+    `logits` [n, C], None where a training call was not to keep them; `layer` [n], the chosen
+    layer; `chosen_by` [n], the score of that choice where there was one; `loss`, when labels were
+    given.
     """
 
     logits: Tensor | None

@@ -1,0 +1,133 @@
+"""Registers, shared memory and spills of every GPU kernel, compiled ahead of time without a GPU.
+
+Every Triton kernel in every config that the tuning may take, and every CUDA kernel where nvcc is
+found. A kernel is the same code for all widths that are multiples of 4 floats, whose rows are read
+16 bytes at a time, and another for widths such as 37.
+"""
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from metselect_dgl.testing import make_case
+
+from . import kernel_report_cuda
+
+COLUMNS = ("kernel", "config", "target", "registers", "shared", "stack", "spills")
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+WIDTHS = (16, 37, 64, 128, 256)
+Job = tuple[str, int, int, str, str, str]  # name, config, width, dtype, precision, target
+
+
+def calls(width: int, dtype: str = "float32", n_classes: int = 40) -> dict[str, Callable]:
+    """Calls of the ops that launch each kernel, in training and in inference."""
+    from metselect_dgl import kernels
+
+    case = make_case(64, (width, width), n_classes, picked=64, dtype=torch.float32)
+    known, index = case.metric(), [case.index] * 2
+    layers, constants = [h.to(getattr(torch, dtype)) for h in case.layers], torch.float32
+    if dtype == "float64":
+        constants = torch.float64
+    means, factors, weights, biases = (
+        [each.to(constants) for each in part]
+        for part in (known["means"], known["factors"], case.weights, case.biases)
+    )
+    metric = layers, means, factors, known["valid"]
+    decoders = layers, weights, biases, torch.zeros(64, dtype=torch.int64)
+    grad, t = torch.zeros(2, 64, n_classes, dtype=constants), torch.ones(2, dtype=constants)
+    learn = [True, True]
+
+    def select(labels, rule):
+        return lambda: kernels.select_layer(*metric, t, index, labels, rule)
+
+    def loss(deep_supervision, wanted):
+        rest = case.labels, index, deep_supervision, wanted, False
+        return lambda: kernels.selected_cross_entropy(*decoders, *rest)
+
+    return {
+        "class_distances": lambda: kernels.class_distances(*metric, index),
+        "class_distances_backward": lambda: kernels.class_distances_backward(grad, *metric, index),
+        "select_layer": select(case.labels, "confidence"),
+        "select_layer, no labels": select(None, "confidence"),
+        "select_layer, by distance": select(case.labels, "distance"),
+        "selected_cross_entropy": loss(1.0, learn),
+        "selected_cross_entropy, no deep supervision": loss(0.0, learn),
+        "selected_logits": lambda: kernels.selected_logits(*decoders, index),
+    }
+
+
+def jobs(
+    widths: Sequence[int] = WIDTHS,
+    targets: Sequence[str] = TARGETS,
+    dtypes: Sequence[str] = ("float32",),
+    precisions: Sequence[str] = ("ieee",),
+) -> Iterator[Job]:
+    """What there is to compile; what differs in nothing that is compiled, once."""
+    from metselect_dgl.kernels import ahead
+
+    for dtype in dtypes:
+        seen = set()
+        for width in widths:
+            for name, call in calls(width, dtype).items():
+                for at, launch in enumerate(ahead.caught(call)):
+                    kind = name, launch.config, str(launch.constants)
+                    if kind in seen:
+                        continue
+                    seen.add(kind)
+                    for precision in precisions:
+                        for target in targets:
+                            yield name, at, width, dtype, precision, target
+
+
+def compiled(job: Job) -> dict:
+    """The row of a job."""
+    name, at, width, dtype, precision, target = job
+    os.environ["METSELECT_PRECISION"] = precision
+    from metselect_dgl.kernels import ahead
+
+    launch = ahead.caught(calls(width, dtype)[name])[at]
+    c = launch.config
+    reads = f"{launch.constants['VECTOR']} x {dtype}"
+    config = f"{c.BN} x {c.BC} x {c.BK}, {c.num_warps} warps, {reads}, {precision}"
+    return {"kernel": name, "config": config, "target": target, **ahead.resources(launch, target)}
+
+
+def rows(every: Sequence[Job], workers: int = 2) -> list[dict]:
+    """Of all jobs, in processes of their own: compiling is slow, and interpreted Triton cannot."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(compiled, every))
+
+
+def table(found: list[dict]) -> str:
+    """As Markdown."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + len(COLUMNS) * "---|"]
+    lines += ["| " + " | ".join(str(row[name]) for name in COLUMNS) + " |" for row in found]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="write the table there")
+    parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--precisions", nargs="+", default=["ieee"])
+    args = parser.parse_args()
+    every = list(jobs(WIDTHS, args.targets, args.dtypes, args.precisions))
+    print(f"compiling {len(every)} kernels", flush=True)
+    found = rows(every) + kernel_report_cuda.rows()
+    text = table(found)
+    print(text)
+    if args.out:
+        args.out.write_text(f"# Resources of the GPU kernels\n\n{__doc__}\n{text}\n")
+    spilling = [row for row in found if row["stack"] or row["spills"]]
+    if spilling:
+        raise SystemExit(f"{len(spilling)} of them spill:\n{table(spilling)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Every Triton kernel, interpreted, against the reference in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from metselect_dgl import kernels, reference
+from metselect_dgl.testing import Case, assert_close, make_case
+
+WIDTHS = (5, 37, 64)
+T = torch.tensor([1.0, 2.0, 0.5])
+
+
+def wide(value):
+    if isinstance(value, list):
+        return [wide(each) for each in value]
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def flat(result) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    return [each for part in result for each in flat(part)]
+
+
+def check(name: str, *inputs) -> list[Tensor]:
+    """No further from the reference in float64 than the reference is; twice the same bits."""
+    kernel, plain = getattr(kernels, name), getattr(reference, name)
+    ours, again = flat(kernel(*inputs)), flat(kernel(*inputs))
+    torch.testing.assert_close(ours, again, rtol=0, atol=0, equal_nan=True)
+    exact, rough = flat(plain(*map(wide, inputs))), flat(plain(*inputs))
+    for a, b, c in zip(ours, exact, rough, strict=True):
+        assert a.dtype == c.dtype
+        assert_close(a, b, c)
+    return ours
+
+
+def check_choice(*inputs) -> None:
+    """select_layer: where rounding does not decide between layers, everything is the same."""
+    ours, again = (kernels.select_layer(*inputs) for _ in range(2))
+    torch.testing.assert_close(ours, again, rtol=0, atol=0)
+    exact, rough = reference.select_layer(*map(wide, inputs)), reference.select_layer(*inputs)
+    same = ours[0] == exact[0]
+    assert same.sum() >= (rough[0] == exact[0]).sum()
+    assert torch.equal(ours[1][same], exact[1][same])
+    assert_close(ours[2][same], exact[2][same], rough[2][same])
+
+
+def metric(widths=WIDTHS, n_classes=4, empty_class=2, dtype=torch.float32) -> tuple:
+    known = make_case(400, widths, n_classes, empty_class=empty_class, dtype=dtype).metric()
+    return known["means"], known["factors"], known["valid"]
+
+
+def decoders(case: Case) -> tuple:
+    return case.layers, case.weights, case.biases, torch.arange(len(case.labels)) % len(case.layers)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+SIZES = {"one": (1, None), "all": (63, None), "picked-twice": (40, 130), "none": (9, 0)}
+
+
+@pytest.mark.parametrize(("n", "picked"), SIZES.values(), ids=SIZES)
+class TestSizes:
+    """Sizes that miss the tiles; ragged widths; a class without nodes."""
+
+    @pytest.fixture(autouse=True)
+    def case(self, n, picked):
+        self.case = make_case(n, WIDTHS, picked=picked, empty_class=2, dtype=torch.float32)
+        self.index, self.rows = [self.case.index] * 3, len(self.case.labels)
+
+    def test_class_distances(self):
+        check("class_distances", self.case.layers, *metric(), self.index)
+
+    def test_class_distances_backward(self):
+        grad = random(3, self.rows, 4)
+        grad[..., 2] = torch.nan  # of the class that is infinitely far away
+        check("class_distances_backward", grad, self.case.layers, *metric(), self.index)
+
+    @pytest.mark.parametrize("rule", ["confidence", "distance", "opposite"])
+    @pytest.mark.parametrize("guided", [True, False], ids=["labels", "no-labels"])
+    def test_select_layer(self, rule, guided):
+        labels = self.case.labels if guided else None
+        check_choice(self.case.layers, *metric(), T, self.index, labels, rule)
+
+    def test_selected_logits(self):
+        check("selected_logits", *decoders(self.case), self.index)
+
+    @pytest.mark.parametrize("deep", [0.0, 0.5])
+    @pytest.mark.parametrize("keep", [True, False], ids=["logits", "no-logits"])
+    def test_selected_cross_entropy(self, deep, keep):
+        inputs = *decoders(self.case), self.case.labels, self.index, deep
+        _, logits, _, second, *_ = check(
+            "selected_cross_entropy", *inputs, [True, False, True], keep
+        )
+        assert second.shape == (0,), "the gradient that was not wanted"
+        assert len(logits) == keep * self.rows
+        check("selected_cross_entropy", *inputs, [], keep)
+
+
+def test_float64():
+    """The same kernels in float64, where nothing hides behind rounding."""
+    case = make_case(40, WIDTHS, picked=70, empty_class=2)
+    index, known = [case.index] * 3, metric(dtype=torch.float64)
+    grad = random(3, 70, 4).double()
+    learn = *decoders(case), case.labels, index, 0.5, [True] * 3, True
+    for name, inputs in {
+        "class_distances": (case.layers, *known, index),
+        "class_distances_backward": (grad, case.layers, *known, index),
+        "select_layer": (case.layers, *known, T.double(), index, case.labels, "distance"),
+        "selected_cross_entropy": learn,
+    }.items():
+        ours, exact = getattr(kernels, name)(*inputs), getattr(reference, name)(*inputs)
+        torch.testing.assert_close(flat(ours), flat(exact), rtol=1e-11, atol=1e-11)
+
+
+def surrounded(h: Tensor) -> Tensor:
+    """The same numbers inside memory that is not a number."""
+    out = torch.full((len(h) + 4, 2 * h.shape[1] + 3), torch.nan)[2:-2, 1 : 1 + h.shape[1]]
+    return out.copy_(h)
+
+
+LAYOUTS = {
+    "columns": lambda h: torch.full(h.T.shape, torch.nan).T.copy_(h),
+    "surrounded": surrounded,
+    "every-other": lambda h: torch.full((len(h), 2 * h.shape[1]), torch.nan)[:, ::2].copy_(h),
+    "expanded": lambda h: h[:1].expand(h.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_layers_of_any_layout(layout):
+    case = make_case(33, WIDTHS, picked=50, dtype=torch.float32)
+    case.layers = [layout(h) for h in case.layers]
+    known, index = metric(), [case.index] * 3
+    check("class_distances", case.layers, *known, index)
+    check("class_distances_backward", random(50, 3, 4).transpose(0, 1), case.layers, *known, index)
+    check_choice(case.layers, *known, T, index, case.labels, "distance")
+    choice = *decoders(case), case.labels, index, 1.0, [True] * 3, True
+    check("selected_cross_entropy", *choice)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_layers(dtype):
+    """Features of half the size, everything else in float32: against the same features in full."""
+    case = make_case(33, (8, 37), picked=50, dtype=torch.float32)
+    known, index = metric((8, 37)), [case.index] * 2
+    narrow = [h.to(dtype) for h in case.layers]
+    full = [h.float() for h in narrow]
+    rest = (
+        case.weights,
+        case.biases,
+        torch.arange(50) % 2,
+        case.labels,
+        index,
+        1.0,
+        [True] * 2,
+        True,
+    )
+    for name, more in {"class_distances": (*known, index), "selected_cross_entropy": rest}.items():
+        ours, plain = (flat(getattr(kernels, name)(h, *more)) for h in (narrow, full))
+        for a, b in zip(ours, plain, strict=True):
+            torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0)
+    mine, same = (
+        kernels.select_layer(h, *known, T[:2], index, None, "confidence") for h in (narrow, full)
+    )
+    torch.testing.assert_close(mine, same, rtol=0, atol=0)
+
+
+def test_layers_that_hold_other_rows():
+    """The first layer whole with an index, the others with just the picked rows."""
+    case = make_case(40, WIDTHS, picked=20, dtype=torch.float32)
+    layers = [case.layers[0], *(case.picked(h) for h in case.layers[1:])]
+    index = [case.index, None, None]
+    check("class_distances", layers, *metric(), index)
+    check("class_distances_backward", random(3, 20, 4), layers, *metric(), index)
+    check_choice(layers, *metric(), T, index, case.labels, "confidence")
+    check(
+        "selected_cross_entropy",
+        layers,
+        *decoders(case)[1:],
+        case.labels,
+        index,
+        0.0,
+        [True] * 3,
+        True,
+    )
+
+
+@pytest.mark.parametrize(("width", "n_classes"), [(3, 1024), (512, 3), (16, 1), (37, 70)])
+def test_wide_and_many_classes(width, n_classes):
+    """Loops over features and over classes, and none of them."""
+    case = make_case(40, (width,), n_classes, dtype=torch.float32)
+    known = metric((width,), n_classes, None)
+    check("class_distances", case.layers, *known, [None])
+    check("class_distances_backward", random(1, 40, n_classes), case.layers, *known, [None])
+    for labels in (case.labels, None):
+        check_choice(case.layers, *known, T[:1], [None], labels, "confidence")
+    for deep in (0.0, 1.0):
+        check("selected_cross_entropy", *decoders(case), case.labels, [None], deep, [True], True)
+
+
+@pytest.mark.parametrize("shape", [(20, 20), (9, 20), (33, 20)], ids=str)
+def test_factors_that_are_not_triangular(shape):
+    """Of a layer that is seen through a linear map."""
+    case = make_case(40, (20,), dtype=torch.float32)
+    means, _, valid = metric((20,))
+    known = means, [random(*shape)], valid
+    check("class_distances", case.layers, *known, [None])
+    check("class_distances_backward", random(1, 40, 4), case.layers, *known, [None])
+    check_choice(case.layers, *known, T[:1], [None], None, "distance")
+
+
+def test_small_distances_between_large_vectors():
+    """Directions of very different spread: digits that |z|^2 - 2 <z, m> + |m|^2 would lose."""
+    case = make_case(60, (20,), dtype=torch.float64)
+    case.layers[0] = case.layers[0] * torch.logspace(-3, 1, 20) + 50 * case.labels[:, None]
+    known = case.metric(0.0)
+    low = [[each.float() for each in known[name]] for name in ("means", "factors")]
+    inputs = [case.layers[0].float()], *low, known["valid"], [None]
+    check("class_distances", *inputs)
+    check("class_distances_backward", random(1, 60, 4), *inputs)
+
+
+def test_a_collapsed_layer_is_never_chosen():
+    case = make_case(20, (5, 5), dtype=torch.float32)
+    means, factors, valid = metric((5, 5))
+    dead = [torch.zeros(5, 5), factors[1]]
+    for rule in ("confidence", "distance", "opposite"):
+        inputs = case.layers, means, dead, valid, T[:2], [None] * 2, None, rule
+        assert (kernels.select_layer(*inputs)[0] == 1).all()
+        check_choice(*inputs)
+        inputs = case.layers, means, 2 * dead[:1], valid, T[:2], [None] * 2, None, rule
+        assert (kernels.select_layer(*inputs)[0] == 0).all()
+
+
+def test_what_is_not_a_number_stays_so():
+    case = make_case(20, (3,), dtype=torch.float32)
+    case.layers[0][3, 1] = torch.inf
+    known = metric((3,))
+    for labels in (case.labels, None):
+        *_, score = kernels.select_layer(case.layers, *known, T[:1], [None], labels, "confidence")
+        assert torch.equal(torch.isnan(score), torch.arange(20) == 3)
+
+
+@pytest.mark.parametrize("number", [-1, 20, 2**40])
+def test_numbers_that_point_outside(number):
+    """No memory is read or written there; what was asked of that row is not a number."""
+    case = make_case(20, (3,), dtype=torch.float32)
+    known, index, y = metric((3,)), [torch.tensor([4, number, 5])], torch.tensor([0, 1, 1])
+    wrong = torch.tensor([False, True, False])
+    dist2 = kernels.class_distances(case.layers, *known, index)[0, :, 0]
+    assert torch.equal(dist2.isnan(), wrong)
+    *_, score = kernels.select_layer(case.layers, *known, T[:1], index, y, "confidence")
+    assert torch.equal(score.isnan(), wrong)
+    inside, label = [torch.tensor([4, 6, 5])], torch.tensor([0, number, 1])
+    *_, score = kernels.select_layer(case.layers, *known, T[:1], inside, label, "distance")
+    assert torch.equal(score.isnan(), wrong)
+    choice = torch.zeros(3, dtype=torch.long)
+    for rows, labels in ((index, y), (inside, label)):
+        decode = case.layers, case.weights, case.biases, choice, labels, rows, 0.0, [True], True
+        loss, _, (to_layer,), *_ = kernels.selected_cross_entropy(*decode)
+        assert loss.isnan()
+        assert set(to_layer.any(1).nonzero().flatten().tolist()) <= {4, 5, 6}
+
+
+def test_precision_by_name(monkeypatch):
+    monkeypatch.setenv("METSELECT_PRECISION", "half")
+    case = make_case(5, (3,), dtype=torch.float32)
+    with pytest.raises(ValueError, match="METSELECT_PRECISION is 'half'; use ieee, tf32, tf32x3"):
+        kernels.class_distances(case.layers, *metric((3,)), [None])
