@@ -1,12 +1,13 @@
 """class_distances: dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, and its gradient to the layers.
 
     z = R (h - center), m = R (mu - center):  dist2 = || z - m_c ||^2
-    dh = 2 K^-1 sum_c g_c (h - mu_c) = 2 ((sum_c g_c) (h - center) - sum_c g_c (mu_c - center)) K^-1
+    u = 2 sum_c g_c (z - m_c),  dh = u R
 
 A node is whitened once for a block of classes, by the lower half of R alone where R is triangular.
 The differences are squared as they are: the expanded form |z|^2 - 2 <z, m> + |m|^2 would lose the
-digits of a small distance between large vectors. The gradient goes through K^-1 = R^T R, which
-takes as many products as two triangles and no whitened rows in between.
+digits of a small distance between large vectors. The gradient takes two launches, with u between
+them: one program that makes both products spills, and a single product by K^-1 = R^T R loses
+digits where K is ill-conditioned.
 """
 
 import torch
@@ -17,20 +18,22 @@ from torch import Tensor
 from . import tiles
 from .metric import DENSE, metrics
 from .tiles import (
-    ROWS_FIELDS,
+    WIDTH,
     Config,
     addresses,
     arithmetic,
     matrix,
+    own_fields,
     picked_count,
     picked_rows,
     row_pointers,
     rows_fields,
     table,
+    uniform,
 )
 
-FIELDS = ("center", "middle", "factor", "kind")
-N_FIELDS = tl.constexpr(ROWS_FIELDS.value + len(FIELDS) + 1)
+CONSTANTS = ("center", "middle", "factor", "kind")
+CENTER, MIDDLE, FACTOR, KIND, RANK, PULL, GRADIENT, FIELDS = own_fields(len(CONSTANTS) + 3)
 _DENSE = tl.constexpr(DENSE)
 CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 BACKWARD_CONFIGS = (Config(32, 64, 16, 8), Config(32, 32, 16, 4))
@@ -53,14 +56,15 @@ def class_distances_kernel(
 ):
     """One program per layer and tile of nodes."""
     depth = tl.program_id(1)
-    row = layers + depth * N_FIELDS
+    row = layers + depth * FIELDS
     i = tl.program_id(0) * BN + tl.arange(0, BN)
     here = i < n
     number, inside = picked_rows(row, i, here)
-    x_rows, step, width = row_pointers(row, number, 0, DTYPE, VECTOR)
+    x_rows, step, width = row_pointers(row, number, DTYPE, VECTOR)
     x_rows = tl.trans(x_rows)  # [1, BN]
-    center, middle, factor = matrix(row, 6, ACC), matrix(row, 7, ACC), matrix(row, 8, ACC)
-    dense, rank = tl.load(matrix(row, 9, tl.int32)) == _DENSE, tl.load(row + 10)
+    center, middle = matrix(row, CENTER, ACC), matrix(row, MIDDLE, ACC)
+    factor, rank = matrix(row, FACTOR, ACC), tl.load(row + RANK).to(tl.int32)
+    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
     for first in range(0, n_classes, BC):
         c = first + tl.arange(0, BC)
         known = c < n_classes
@@ -95,12 +99,8 @@ def class_distances_kernel(
         tl.store(out, dist2, mask=here[:, None] & known[None, :])
 
 
-BACKWARD_FIELDS = ("center", "gap", "inverse")
-N_BACKWARD_FIELDS = tl.constexpr(ROWS_FIELDS.value + len(BACKWARD_FIELDS) + 1)
-
-
 @triton.jit
-def class_distances_backward_kernel(
+def class_distances_pull_kernel(
     layers,
     grad,
     grad_stride_l,
@@ -109,7 +109,6 @@ def class_distances_backward_kernel(
     valid,
     n,
     n_classes,
-    ADD: tl.constexpr,
     DTYPE: tl.constexpr,
     ACC: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -118,54 +117,94 @@ def class_distances_backward_kernel(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One program per layer and tile of nodes; gradients of rows that are picked add up."""
+    """u = 2 ((sum_c g_c) z - sum_c g_c m_c), [n, K]; one program per layer and tile of nodes."""
     depth = tl.program_id(1)
-    row = layers + depth * N_BACKWARD_FIELDS
+    row = layers + depth * FIELDS
     i = tl.program_id(0) * BN + tl.arange(0, BN)
-    number, inside = picked_rows(row, i, i < n)
-    x_rows, step, width = row_pointers(row, number, 0, DTYPE, VECTOR)
-    center, gap, inverse = matrix(row, 6, ACC), matrix(row, 7, ACC), matrix(row, 8, ACC)
-    to_rows = matrix(row, 9, ACC) + number[:, None] * width
+    here = i < n
+    number, inside = picked_rows(row, i, here)
+    x_rows, step, width = row_pointers(row, number, DTYPE, VECTOR)
+    center, middle = matrix(row, CENTER, ACC), matrix(row, MIDDLE, ACC)
+    factor, rank = matrix(row, FACTOR, ACC), tl.load(row + RANK).to(tl.int32)
+    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
+    u_rows = matrix(row, PULL, ACC) + i.to(tl.int64)[:, None] * rank
     g_rows = grad + depth.to(tl.int64) * grad_stride_l + i.to(tl.int64)[:, None] * grad_stride_n
-    for low in range(0, width, BK):
-        j = low + tl.arange(0, BK)
-        dh = tl.zeros([BN, BK], ACC)
-        for start in range(0, width, BK):
+    for low in range(0, rank, BK):
+        r = low + tl.arange(0, BK)
+        z = tl.zeros([BN, BK], ACC)
+        for start in range(0, tl.where(dense, width, tl.minimum(width, low + BK)), BK):
             k = start + tl.arange(0, BK)
             within = k < width
             x = tl.load(
                 x_rows + k[None, :] * step, mask=inside[:, None] & within[None, :], other=0.0
             )
             x = x.to(ACC) - tl.load(center + k, mask=within, other=0.0)[None, :]
-            pull = tl.zeros([BN, BK], ACC)
-            total = tl.zeros([BN], ACC)
-            for first in range(0, n_classes, BC):
-                c = first + tl.arange(0, BC)
-                seen = tl.load(valid + c, mask=c < n_classes, other=0) != 0
-                g = tl.load(
-                    g_rows + c[None, :] * grad_stride_c,
-                    mask=inside[:, None] & seen[None, :],
-                    other=0.0,
-                ).to(ACC)
-                m = tl.load(
-                    gap + c[:, None] * width + k[None, :],
-                    mask=seen[:, None] & within[None, :],
-                    other=0.0,
-                )
-                pull = tl.dot(g, m, pull, input_precision=PRECISION, out_dtype=ACC)
-                total += tl.sum(g, axis=1)
-            p = tl.load(
-                inverse + k[:, None] * width + j[None, :],
-                mask=within[:, None] & (j < width)[None, :],
+            f = tl.load(
+                factor + r[None, :] * width + k[:, None],
+                mask=within[:, None] & (r < rank)[None, :],
                 other=0.0,
             )
-            v = 2.0 * (total[:, None] * x - pull)
-            dh = tl.dot(v, p, dh, input_precision=PRECISION, out_dtype=ACC)
-        there = inside[:, None] & (j < width)[None, :]
+            z = tl.dot(x, f, z, input_precision=PRECISION, out_dtype=ACC)
+        pull = tl.zeros([BN, BK], ACC)
+        total = tl.zeros([BN], ACC)
+        for first in range(0, n_classes, BC):
+            c = first + tl.arange(0, BC)
+            seen = tl.load(valid + c, mask=c < n_classes, other=0) != 0
+            g = tl.load(
+                g_rows + c[None, :] * grad_stride_c,
+                mask=here[:, None] & seen[None, :],
+                other=0.0,
+            ).to(ACC)
+            m = tl.load(
+                middle + c[:, None] * rank + r[None, :],
+                mask=seen[:, None] & (r < rank)[None, :],
+                other=0.0,
+            )
+            pull = tl.dot(g, m, pull, input_precision=PRECISION, out_dtype=ACC)
+            total += tl.sum(g, axis=1)
+        u = 2.0 * (total[:, None] * z - pull)
+        tl.store(u_rows + r[None, :], u, mask=here[:, None] & (r < rank)[None, :])
+
+
+@triton.jit
+def class_distances_backward_kernel(
+    layers,
+    n,
+    ADD: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """dh = u R; one program per layer and tile of nodes; rows that are picked twice add up."""
+    depth = tl.program_id(1)
+    row = layers + depth * FIELDS
+    i = tl.program_id(0) * BN + tl.arange(0, BN)
+    here = i < n
+    number, inside = picked_rows(row, i, here)
+    width, rank = tl.load(row + WIDTH).to(tl.int32), tl.load(row + RANK).to(tl.int32)
+    factor = matrix(row, FACTOR, ACC)
+    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
+    u_rows = matrix(row, PULL, ACC) + i.to(tl.int64)[:, None] * rank
+    to_rows = matrix(row, GRADIENT, ACC) + number[:, None] * width
+    for low in range(0, width, BK):
+        k = low + tl.arange(0, BK)
+        within = k < width
+        dh = tl.zeros([BN, BK], ACC)
+        for start in range(tl.where(dense, 0, low), rank, BK):
+            r = start + tl.arange(0, BK)
+            u = tl.load(u_rows + r[None, :], mask=here[:, None] & (r < rank)[None, :], other=0.0)
+            f = tl.load(
+                factor + r[:, None] * width + k[None, :],
+                mask=(r < rank)[:, None] & within[None, :],
+                other=0.0,
+            )
+            dh = tl.dot(u, f, dh, input_precision=PRECISION, out_dtype=ACC)
+        there = inside[:, None] & within[None, :]
         if ADD:
-            tl.atomic_add(to_rows + j[None, :], dh, mask=there, sem="relaxed")
+            tl.atomic_add(to_rows + k[None, :], dh, mask=there, sem="relaxed")
         else:
-            tl.store(to_rows + j[None, :], dh, mask=there)
+            tl.store(to_rows + k[None, :], dh, mask=there)
 
 
 def class_distances(
@@ -175,10 +214,10 @@ def class_distances(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> Tensor:
-    constants = metrics(means, factors, valid)
+    layers, constants = uniform(layers), metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
-        [*rows_fields(h, picked), *addresses(known, FIELDS), len(factor)]
+        [*rows_fields(h, picked), *addresses(known, CONSTANTS), len(factor), 0, 0]
         for h, picked, known, factor in zip(layers, index, constants, factors, strict=True)
     ]
     given = {"layers": table(rows, valid.device), "valid": valid, "n": n, "n_classes": n_classes}
@@ -201,27 +240,36 @@ def class_distances_backward(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> list[Tensor]:
-    constants = metrics(means, factors, valid)
+    dtypes = [h.dtype for h in layers]
+    layers, constants = uniform(layers), metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     given = {"grad": grad, "valid": valid, "n": n, "n_classes": n_classes}
-    given |= dict(
-        zip(("grad_stride_l", "grad_stride_n", "grad_stride_c"), grad.stride(), strict=True)
-    )
-    given |= arithmetic(layers, means)
+    strides = "grad_stride_l", "grad_stride_n", "grad_stride_c"
+    given |= dict(zip(strides, grad.stride(), strict=True)) | arithmetic(layers, means)
+    product = {name: given[name] for name in ("n", "ACC", "PRECISION")}
+    add = any(picked is not None for picked in index)
+    make = torch.zeros if add else torch.empty
+    on = {"dtype": constants[0]["center"].dtype, "device": grad.device}
 
     def run(config: Config) -> list[Tensor]:
-        add = any(picked is not None for picked in index)
-        make = torch.zeros if add else torch.empty
-        grads = [make(h.shape, dtype=constants[0]["center"].dtype, device=h.device) for h in layers]
+        pulls = [torch.empty(n, len(factor), **on) for factor in factors]
+        grads = [make(h.shape, **on) for h in layers]
+        every = zip(layers, index, constants, pulls, grads, strict=True)
         rows = [
-            [*rows_fields(h, picked), *addresses(known, BACKWARD_FIELDS), out.data_ptr()]
-            for h, picked, known, out in zip(layers, index, constants, grads, strict=True)
+            [
+                *rows_fields(h, picked),
+                *addresses(known, CONSTANTS),
+                u.shape[1],
+                u.data_ptr(),
+                out.data_ptr(),
+            ]
+            for h, picked, known, u, out in every
         ]
-        grid = triton.cdiv(n, config.BN), len(layers)
-        entries = table(rows, valid.device)
+        grid, entries = (triton.cdiv(n, config.BN), len(layers)), table(rows, grad.device)
+        tiles.launch(class_distances_pull_kernel, grid, config, layers=entries, **given)
         tiles.launch(
-            class_distances_backward_kernel, grid, config, layers=entries, **given, ADD=add
+            class_distances_backward_kernel, grid, config, layers=entries, **product, ADD=add
         )
-        return [out.to(h.dtype) for out, h in zip(grads, layers, strict=True)]
+        return [out.to(dtype) for out, dtype in zip(grads, dtypes, strict=True)]
 
     return tiles.tuned("class_distances_backward", given, layers, BACKWARD_CONFIGS, run)

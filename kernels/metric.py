@@ -1,7 +1,7 @@
 """The constants of every layer's metric, from its class means and whitening factor: all are tiny.
 
-    center = mean of the valid class means,   gap = mu - center,   middle = R gap [C, K],
-    slope = K^-1 gap [C, D],   inverse = K^-1 = R^T R [D, D],   offset = gap K^-1 gap / 2 [C]
+    center = mean of the valid class means,   middle = R (mu - center) [C, K],
+    slope = K^-1 (mu - center) [C, D],        offset = (mu - center) K^-1 (mu - center) / 2 [C]
 
 worked out in float64 and rounded once. Nothing here waits for the device.
 """
@@ -39,18 +39,15 @@ def _constants(mean: Tensor, factor: Tensor, valid: Tensor) -> dict[str, Tensor]
     seen = valid.unsqueeze(1)
     center = mean.where(seen, 0).sum(1) / seen.sum().clamp(min=1)
     wide = factor.double()
-    gap = mean.double() - center.double().unsqueeze(1)
-    middle = gap @ wide.mT
+    middle = (mean.double() - center.double().unsqueeze(1)) @ wide.mT
     alive = factor.flatten(1).any(1)
     dense = alive & factor.triu(1).flatten(1).any(1)
     return {
         "mean": mean,
         "factor": factor,
         "center": center,
-        "gap": gap.to(narrow),
         "middle": middle.to(narrow),
         "slope": (middle @ wide).to(narrow),
         "offset": (middle.square().sum(2) / 2).to(narrow),
-        "inverse": (wide.mT @ wide).to(narrow),
         "kind": alive.int() + dense.int(),
     }

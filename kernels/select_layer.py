@@ -14,21 +14,22 @@ from torch import Tensor
 from . import tiles
 from .metric import DEAD, DENSE, metrics
 from .tiles import (
-    ROWS_FIELDS,
     Config,
     addresses,
     arithmetic,
     class_numbers,
     matrix,
+    own_fields,
     picked_count,
     picked_rows,
     row_pointers,
     rows_fields,
     table,
+    uniform,
 )
 
-FIELDS = ("center", "slope", "offset", "kind", "mean", "factor")
-N_FIELDS = tl.constexpr(ROWS_FIELDS.value + len(FIELDS) + 1)
+CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
+CENTER, SLOPE, OFFSET, KIND, MEAN, FACTOR, RANK, FIELDS = own_fields(len(CONSTANTS) + 1)
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 
@@ -57,7 +58,7 @@ def tile_logits(
     BK: tl.constexpr,
 ):
     """<h - center, slope_c> - offset_c, [BN, BC]."""
-    center, slope = matrix(row, 6, ACC), matrix(row, 7, ACC)
+    center, slope = matrix(row, CENTER, ACC), matrix(row, SLOPE, ACC)
     a = tl.zeros([BN, BC], ACC)
     known = c < n_classes
     for start in range(0, width, BK):
@@ -71,7 +72,7 @@ def tile_logits(
             other=0.0,
         )
         a = tl.dot(x, s, a, input_precision=PRECISION, out_dtype=ACC)
-    return a - tl.load(matrix(row, 8, ACC) + c, mask=known, other=0.0)[None, :]
+    return a - tl.load(matrix(row, OFFSET, ACC) + c, mask=known, other=0.0)[None, :]
 
 
 @triton.jit
@@ -88,8 +89,9 @@ def own_distance(
     BK: tl.constexpr,
 ):
     """|| R (h - mu_y) ||^2 with y = asked, [BN]; of a triangular R only the lower half is read."""
-    mean, factor, rank = matrix(row, 10, ACC), matrix(row, 11, ACC), tl.load(row + 12)
-    dense = tl.load(matrix(row, 9, tl.int32)) == _DENSE
+    mean, factor = matrix(row, MEAN, ACC), matrix(row, FACTOR, ACC)
+    rank = tl.load(row + RANK).to(tl.int32)
+    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
     dist2 = tl.zeros([BN], ACC)
     for first in range(0, rank, BK):
         r = first + tl.arange(0, BK)
@@ -141,9 +143,9 @@ def select_layer_kernel(
     best_layer = tl.zeros([BN], tl.int32)
     best_class = tl.zeros([BN], tl.int32)
     for depth in range(n_layers):
-        row = layers + depth * N_FIELDS
+        row = layers + depth * FIELDS
         number, inside = picked_rows(row, i, here)
-        x_rows, step, width = row_pointers(row, number, 0, DTYPE, VECTOR)
+        x_rows, step, width = row_pointers(row, number, DTYPE, VECTOR)
         t = tl.load(temperature + depth).to(ACC)
         top = tl.full([BN], float("-inf"), ACC)
         answer = tl.zeros([BN], tl.int32)
@@ -189,7 +191,7 @@ def select_layer_kernel(
         rank = score
         if RULE == "opposite":
             rank = -score
-        rank = tl.where(tl.load(matrix(row, 9, tl.int32)) == _DEAD, float("-inf"), rank)
+        rank = tl.where(tl.load(matrix(row, KIND, tl.int32)) == _DEAD, float("-inf"), rank)
         # like torch.argmax: what is not a number is taken, and of equals the first
         better = (depth == 0) | (rank > best_rank) | ((rank != rank) & (best_rank == best_rank))
         best_rank = tl.where(better, rank, best_rank)
@@ -211,10 +213,10 @@ def select_layer(
     labels: Tensor | None,
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    constants = metrics(means, factors, valid)
+    layers, constants = uniform(layers), metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
-        [*rows_fields(h, picked), *addresses(known, FIELDS), len(factor)]
+        [*rows_fields(h, picked), *addresses(known, CONSTANTS), len(factor)]
         for h, picked, known, factor in zip(layers, index, constants, factors, strict=True)
     ]
     given = {"layers": table(rows, valid.device), "n_layers": len(layers), "n": n}

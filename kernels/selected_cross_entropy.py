@@ -19,21 +19,22 @@ from torch import Tensor
 from . import tiles
 from .tiles import (
     DTYPES,
-    ROWS_FIELDS,
     Config,
     arithmetic,
     class_numbers,
     matrix,
     number,
     number_bits,
+    own_fields,
     picked_count,
     picked_rows,
     row_pointers,
     rows_fields,
     table,
+    uniform,
 )
 
-N_FIELDS = tl.constexpr(ROWS_FIELDS.value + 7)
+WEIGHTS, BIASES, TO_ROWS, TO_WEIGHTS, TO_BIASES, SHARE, DEEP_SHARE, FIELDS = own_fields(7)
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 32, 16, 8))
 LOGITS_CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 
@@ -55,7 +56,7 @@ def decoded(
     BK: tl.constexpr,
 ):
     """W h + b of the classes c, [BN, BC]; -inf for a number that is no class."""
-    weight, known = matrix(row, 6, WEIGHT), c < n_classes
+    weight, known = matrix(row, WEIGHTS, WEIGHT), c < n_classes
     a = tl.zeros([BN, BC], ACC)
     for start in range(0, width, BK):
         k = start + tl.arange(0, BK)
@@ -67,7 +68,7 @@ def decoded(
             other=0.0,
         )
         a = tl.dot(x.to(ACC), w.to(ACC), a, input_precision=PRECISION, out_dtype=ACC)
-    bias = tl.load(matrix(row, 7, WEIGHT) + c, mask=known, other=0.0).to(ACC)
+    bias = tl.load(matrix(row, BIASES, WEIGHT) + c, mask=known, other=0.0).to(ACC)
     return tl.where(known[None, :], a + bias[None, :], float("-inf"))
 
 
@@ -99,11 +100,11 @@ def selected_cross_entropy_kernel(
 ):
     """Program (p, l) takes every P-th tile of the rows of layer l."""
     slot, depth = tl.program_id(0), tl.program_id(1)
-    row = layers + depth * N_FIELDS
+    row = layers + depth * FIELDS
     begin, end = 0, n
     if BUCKETED:
         begin, end = tl.load(starts + depth).to(tl.int32), tl.load(starts + depth + 1).to(tl.int32)
-    each, share = number(row + 11).to(ACC), number(row + 12).to(ACC)
+    own_share, share = number(row + SHARE).to(ACC), number(row + DEEP_SHARE).to(ACC)
     loss = tl.zeros([BN], ACC)
     for tile in range(begin + slot * BN, end, tl.num_programs(0) * BN):
         i = tile + tl.arange(0, BN)
@@ -114,7 +115,7 @@ def selected_cross_entropy_kernel(
         else:
             own = here & (tl.load(chosen + i, mask=here, other=0) == depth)
         place, inside = picked_rows(row, i, here)
-        x_rows, step, width = row_pointers(row, place, 0, DTYPE, VECTOR)
+        x_rows, step, width = row_pointers(row, place, DTYPE, VECTOR)
         top, total = tl.full([BN], float("-inf"), ACC), tl.zeros([BN], ACC)
         right = tl.zeros([BN], ACC)
         a = tl.zeros([BN, BC], ACC)
@@ -135,16 +136,16 @@ def selected_cross_entropy_kernel(
                 total = total * tl.exp(top - most) + tl.sum(tl.exp(a - most[:, None]), axis=1)
                 top = most
         if LABELLED:
-            scale = tl.where(own, each + share, share)
+            scale = tl.where(own, own_share + share, share)
             one = tl.where(inside & (y >= 0), scale * (tl.log(total) + (top - right)), float("nan"))
             loss += tl.where(here, one, 0.0)
         if LEARNING:
             tl.debug_barrier()  # the slots of the tile before are written by other threads
-            weight = matrix(row, 6, WEIGHT)
-            to_rows = matrix(row, 8, ACC) + place[:, None] * width
-            to_weight = matrix(row, 9, ACC) + slot.to(tl.int64) * n_classes * width
-            to_bias = matrix(row, 10, ACC) + slot * n_classes
-            wanted = tl.load(row + 8) != 0
+            weight = matrix(row, WEIGHTS, WEIGHT)
+            to_rows = matrix(row, TO_ROWS, ACC) + place[:, None] * width
+            to_weight = matrix(row, TO_WEIGHTS, ACC) + slot.to(tl.int64) * n_classes * width
+            to_bias = matrix(row, TO_BIASES, ACC) + slot * n_classes
+            wanted = tl.load(row + TO_ROWS) != 0
             for first in range(0, n_classes, BC):
                 c = first + tl.arange(0, BC)
                 known = c < n_classes
@@ -254,15 +255,17 @@ class _Gradients:
         parts = self.to_rows, self.to_weights, self.to_biases
         return [part[depth].data_ptr() for part in parts]
 
-    def narrowed(self, layers, weights) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def narrowed(
+        self, of_layers: list[torch.dtype], of_decoders: torch.dtype
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """In the dtypes of what they are gradients to."""
-        to_rows = [out.to(h.dtype) for out, h in zip(self.to_rows, layers, strict=True)]
-        dtype = weights[0].dtype
+        to_rows = [out.to(dtype) for out, dtype in zip(self.to_rows, of_layers, strict=True)]
         slots = self.to_weights, self.to_biases
-        return to_rows, *([each.sum(0).to(dtype) for each in part] for part in slots)
+        return to_rows, *([each.sum(0).to(of_decoders) for each in part] for part in slots)
 
 
 def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits):
+    dtypes, layers = [h.dtype for h in layers], uniform(layers)
     n, n_classes, learning = picked_count(layers, index), len(weights[0]), bool(wanted)
     weights, biases = ([each.contiguous() for each in part] for part in (weights, biases))
     wanted = wanted or [False] * len(layers)
@@ -288,7 +291,7 @@ def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wan
         outputs |= {"ONE_BLOCK": one_block, "ADD": add}
         grid = programs, len(layers)
         tiles.launch(selected_cross_entropy_kernel, grid, config, **given, **outputs)
-        found = grads.narrowed(layers, weights) if learning else ([], [], [])
+        found = grads.narrowed(dtypes, weights[0].dtype) if learning else ([], [], [])
         return loss.sum().to(weights[0].dtype), logits, *found
 
     configs = CONFIGS if learning else LOGITS_CONFIGS

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TypeVar
 
 import torch
@@ -26,8 +26,14 @@ DTYPES = {
     torch.float64: tl.float64,
 }
 PRECISIONS = ("ieee", "tf32", "tf32x3")
-# The first fields of a table's row; a kernel adds its own after them.
-ROWS_FIELDS = tl.constexpr(6)
+# The first fields of a table's row; a kernel's own come after them.
+ADDRESS, ROW_STRIDE, COLUMN_STRIDE, ROWS, WIDTH, INDEX = map(tl.constexpr, range(6))
+
+
+def own_fields(count: int) -> tuple[tl.constexpr, ...]:
+    """The numbers of as many fields of a kernel's own, and of all fields together."""
+    first = INDEX.value + 1
+    return tuple(map(tl.constexpr, range(first, first + count + 1)))
 
 
 @triton.jit
@@ -45,10 +51,9 @@ def number(field):
 @triton.jit
 def picked_rows(row, i, here):
     """(number in the layer, whether it is one) of the picked rows i."""
-    index = matrix(row, 5, tl.int64)
-    given = tl.load(row + 5) != 0
+    index, given = matrix(row, INDEX, tl.int64), tl.load(row + INDEX) != 0
     number = tl.where(given, tl.load(index + i, mask=here & given, other=0), i)
-    return number, here & (number >= 0) & (number < tl.load(row + 3))
+    return number, here & (number >= 0) & (number < tl.load(row + ROWS))
 
 
 @triton.jit
@@ -59,11 +64,11 @@ def class_numbers(labels, i, here, n_classes):
 
 
 @triton.jit
-def row_pointers(row, number, field: tl.constexpr, DTYPE: tl.constexpr, VECTOR: tl.constexpr):
+def row_pointers(row, number, DTYPE: tl.constexpr, VECTOR: tl.constexpr):
     """(the pointers [BN, 1] to the rows, the stride of a column, the width); VECTOR > 1 promises
     columns of stride 1 and that address, row stride and width are multiples of 16 bytes."""
-    base, width = matrix(row, field, DTYPE), tl.load(row + 4)
-    stride, step = tl.load(row + 1), tl.load(row + 2)
+    base, width = matrix(row, ADDRESS, DTYPE), tl.load(row + WIDTH).to(tl.int32)
+    stride, step = tl.load(row + ROW_STRIDE), tl.load(row + COLUMN_STRIDE)
     if VECTOR > 1:
         base, width = tl.multiple_of(base, 16), tl.multiple_of(width, VECTOR)
         stride, step = tl.multiple_of(stride, VECTOR), 1
@@ -139,6 +144,15 @@ def addresses(constants: dict[str, Tensor], names: Sequence[str]) -> list[int]:
     return [constants[name].data_ptr() for name in names]
 
 
+def uniform(layers: list[Tensor]) -> list[Tensor]:
+    """The layers in one dtype; under autocast they may differ."""
+    dtypes = {h.dtype for h in layers}
+    if len(dtypes) == 1:
+        return layers
+    widest = reduce(torch.promote_types, dtypes)
+    return [h.to(widest) for h in layers]
+
+
 def picked_count(layers: list[Tensor], index: list[Tensor | None]) -> int:
     return len(layers[0] if index[0] is None else index[0])
 
@@ -184,14 +198,18 @@ def tuned(
     `run` makes its own outputs, so measuring changes nothing. The first config serves where
     nothing can be measured: on a CPU, and while a CUDA graph is captured.
     """
-    first, *others = choices = fitting(configs, layers, given["n_classes"])
+    with torch.cuda.device_of(layers[0]):
+        return run(_choice(name, given, layers, fitting(configs, layers, given["n_classes"]), run))
+
+
+def _choice(name, given, layers, choices, run) -> Config:
     device = layers[0].device
-    if not others or device.type == "cpu" or torch.cuda.is_current_stream_capturing():
-        return run(first)
+    if len(choices) == 1 or device.type == "cpu" or torch.cuda.is_current_stream_capturing():
+        return choices[0]
     sizes = (padded(size) for size in (*(h.shape[1] for h in layers), given["n_classes"]))
     constants = (value for key, value in given.items() if key.isupper())
     kind = name, device, *sizes, *constants
     if kind not in _fastest:
         times = [triton.testing.do_bench(lambda c=c: run(c), warmup=5, rep=20) for c in choices]
         _fastest[kind] = choices[times.index(min(times))]
-    return run(_fastest[kind])
+    return _fastest[kind]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 TORCH = "2.13.0"
 REQUIRED = ("python", "torch", "dgl")
-BACKENDS = ("auto", "native", "reference")
+BACKENDS = ("auto", "native", "reference", "triton")
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,26 @@ def _extension() -> tuple[str, ...]:
     wish = os.environ.get("METSELECT_BACKEND", "auto")
     if wish not in BACKENDS:
         return "bad", f"METSELECT_BACKEND is {wish!r}", f"unset it or use {', '.join(BACKENDS)}"
-    status, fault = _fault()
+    status, fault = _fault(wish)
     if fault and wish == "native":
         return "bad", f"{fault}; METSELECT_BACKEND=native insists on it, so the ops raise"
     threads = f"threads: {import_module('torch').get_num_threads()}"
     plain = f"the pure PyTorch reference serves, {threads}"
-    if wish == "reference":
+    if wish in ("reference", "triton"):
         built = fault or "built"
-        return "off", f"{built}; METSELECT_BACKEND=reference: {plain}", "unset METSELECT_BACKEND"
+        return "off", f"{built}; METSELECT_BACKEND={wish}: {plain}", "unset METSELECT_BACKEND"
     if fault:
         return status, f"{fault}; {plain} (METSELECT_BACKEND=native would raise)"
     return "ok", f"built and serving, {threads}, from {import_module('metselect_dgl._C').__file__}"
 
 
-def _fault() -> tuple[str, str]:
-    """(status, why the extension cannot serve), which is empty if it can."""
+def _fault(wish: str) -> tuple[str, str]:
+    """(status, why the extension cannot serve), which is empty if it can. It is not imported where
+    it is not to serve, since importing it is what makes it serve."""
     if find_spec("metselect_dgl._C") is None:
         return "off", "not built"
+    if wish not in ("auto", "native"):
+        return "off", ""
     try:
         import_module("metselect_dgl._C")
     except ImportError as error:
@@ -83,7 +86,10 @@ def _triton() -> tuple[str, str]:
     # Not imported: the first import fixes for the whole process whether kernels are interpreted.
     if find_spec("triton") is None:
         return "off", "not installed; its kernels are not used"
-    return "ok", metadata.version("triton")
+    version = metadata.version("triton")
+    if import_module("torch").cuda.is_available():
+        return "ok", f"{version}, serves the GPU"
+    return "ok", f"{version}; no GPU is seen, so only tests use it"
 
 
 def _cuda() -> tuple[str, str]:
@@ -187,15 +193,34 @@ def exit_status(rows: list[Check]) -> int:
     return int(any(row.status == "bad" for row in rows if row.name in REQUIRED))
 
 
+def served() -> str:
+    """Which implementation serves each op on each device, and why not another."""
+    try:
+        ops = import_module("metselect_dgl.ops")
+    except Exception as error:  # what is broken has a row above
+        return f"no op is served: {type(error).__name__}: {error}".splitlines()[0]
+    devices = "cpu", "cuda"
+    width = max(map(len, ops.OPS))
+    lines = [f"{'op':<{width}}  {'cpu':<9}  cuda"]
+    for name in ops.OPS:
+        cpu, cuda = (ops.serving(name, device) for device in devices)
+        lines.append(f"{name:<{width}}  {cpu:<9}  {cuda}")
+    for device in devices:
+        for engine, reason in ops.not_serving(device).items():
+            lines.append(f"not {engine} on {device}: {reason}")
+    lines.append(f"METSELECT_BACKEND chooses: {', '.join(BACKENDS)}")
+    return "\n".join(lines)
+
+
 def report(data_dir: str | os.PathLike | None = None) -> str:
-    """`table(checks(data_dir))`."""
-    return table(checks(data_dir))
+    """What works, and who serves the ops."""
+    return f"{table(checks(data_dir))}\n\n{served()}"
 
 
 def main(data_dir: str | os.PathLike | None = None) -> int:
     """Print the report; return the exit status."""
     rows = checks(data_dir)
-    print(table(rows))
+    print(f"{table(rows)}\n\n{served()}")
     return exit_status(rows)
 
 

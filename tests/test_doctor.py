@@ -1,12 +1,13 @@
 """The doctor names every part, never crashes, and gives a remedy for whatever is not ok."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from metselect_dgl import doctor
+from metselect_dgl import doctor, ops
 
 NAMES = ["python", "torch", "dgl", "extension", "triton", "cuda", "data", "ogb", "cache"]
 
@@ -65,6 +66,7 @@ def test_missing_module(monkeypatch, module, name, status, code):
         ("reference", False, "off", "not built; METSELECT_BACKEND=reference: the pure PyTorch"),
         ("auto", False, "off", "not built; the pure PyTorch reference serves, threads: 1 (METS"),
         ("native", False, "bad", "not built; METSELECT_BACKEND=native insists on it, so the ops"),
+        ("triton", True, "off", "built; METSELECT_BACKEND=triton: the pure PyTorch reference"),
         ("gpu", True, "bad", "METSELECT_BACKEND is 'gpu'"),
     ],
 )
@@ -75,7 +77,7 @@ def test_engine(monkeypatch, wish, built, status, words):
     found = row("extension")
     assert found.status == status
     assert found.detail.startswith(words)
-    assert ("unset" in found.remedy) == (wish in ("reference", "gpu"))
+    assert ("unset" in found.remedy) == (wish in ("reference", "triton", "gpu"))
 
 
 def test_engine_that_cannot_be_imported(monkeypatch):
@@ -161,8 +163,31 @@ def test_table_is_aligned():
     ]
 
 
-def test_report_is_the_table():
+def test_report_begins_with_the_table():
     assert doctor.report().splitlines()[0].startswith("python     ok   3.11")
+
+
+def said(**variables: str) -> list[str]:
+    """The lines about the ops, in a process of its own."""
+    command = [sys.executable, "-P", doctor.__file__]
+    environment = {**os.environ, "DGLBACKEND": "pytorch", **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.stdout.partition("\n\n")[2].splitlines()
+
+
+def test_says_who_serves_each_op():
+    lines = said(METSELECT_BACKEND="reference")
+    table, reasons = lines[1 : 1 + len(ops.OPS)], lines[1 + len(ops.OPS) : -1]
+    assert [line.split() for line in table] == [[op, "reference", "reference"] for op in ops.OPS]
+    assert reasons == [
+        f"not {engine} on {device}: METSELECT_BACKEND=reference"
+        for device in ("cpu", "cuda")
+        for engine in ("native", "triton")
+    ]
+    expected = ["moments", "native" if ops.NATIVE else "reference", "reference"]
+    assert said(METSELECT_BACKEND="auto")[1].split() == expected
+    (line,) = said(METSELECT_BACKEND="gpu")
+    assert line.startswith("no op is served: ValueError: METSELECT_BACKEND is 'gpu'")
 
 
 def test_speaks_without_any_package(tmp_path):

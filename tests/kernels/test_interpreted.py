@@ -163,6 +163,9 @@ def test_narrow_layers(dtype):
         ours, plain = (flat(getattr(kernels, name)(h, *more)) for h in (narrow, full))
         for a, b in zip(ours, plain, strict=True):
             torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0)
+    mixed = kernels.selected_cross_entropy([narrow[0], full[1]], *rest)
+    assert [grad.dtype for grad in mixed[2]] == [dtype, torch.float32]
+    torch.testing.assert_close(mixed[0], ours[0], rtol=0, atol=0)
     mine, same = (
         kernels.select_layer(h, *known, T[:2], index, None, "confidence") for h in (narrow, full)
     )
@@ -189,13 +192,16 @@ def test_layers_that_hold_other_rows():
     )
 
 
-@pytest.mark.parametrize(("width", "n_classes"), [(3, 1024), (512, 3), (16, 1), (37, 70)])
-def test_wide_and_many_classes(width, n_classes):
+@pytest.mark.parametrize(
+    ("n", "width", "n_classes"), [(40, 3, 1024), (9, 512, 3), (40, 16, 1), (40, 37, 70)]
+)
+def test_wide_and_many_classes(n, width, n_classes):
     """Loops over features and over classes, and none of them."""
-    case = make_case(40, (width,), n_classes, dtype=torch.float32)
+    case = make_case(n, (width,), n_classes, dtype=torch.float32)
+    case.weights = [weight / width**0.5 for weight in case.weights]  # logits as of a network
     known = metric((width,), n_classes, None)
     check("class_distances", case.layers, *known, [None])
-    check("class_distances_backward", random(1, 40, n_classes), case.layers, *known, [None])
+    check("class_distances_backward", random(1, n, n_classes), case.layers, *known, [None])
     for labels in (case.labels, None):
         check_choice(case.layers, *known, T[:1], [None], labels, "confidence")
     for deep in (0.0, 1.0):
