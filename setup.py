@@ -93,6 +93,7 @@ setup(
             "pytest-timeout",
             "ruff",
             "scikit-learn",
+            "triton>=3.7,<3.10; sys_platform == 'linux'",
         ],
     },
     entry_points={"console_scripts": ["metselect = metselect_dgl.cli:main"]},

@@ -6,12 +6,12 @@ in `roofline.py`; the tests count the first two on the code itself.
 
 Letters: N nodes, n picked rows, L layers, C classes, D features of a layer, s bytes of a feature,
 M multiprocessors; t tiles of the reference's moments, q pieces of 64 x 64 in which the kernel makes
-half of a Gram matrix.
+half of a Gram matrix, P classes as the Triton kernels pad them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log2
 
 import sympy
 
@@ -36,7 +36,8 @@ class Size:
     def letters(self) -> dict[str, int]:
         """What the costs are functions of."""
         columns = ceil(self.D / 64)
-        derived = {"t": ceil(self.n / self.tile), "q": columns * (columns + 1) // 2}
+        padded = max(16, 2 ** ceil(log2(self.C))) if self.C <= 64 else 64 * ceil(self.C / 64)
+        derived = {"t": ceil(self.n / self.tile), "q": columns * (columns + 1) // 2, "P": padded}
         return {name: value for name, value in vars(self).items() if name != "tile"} | derived
 
 
@@ -137,10 +138,10 @@ def reference_select_layer(n, L, C, D, s, **_) -> Cost:
 def reference_loss(N, n, L, C, D, s, **_) -> Cost:
     """selected_cross_entropy with deep supervision, one layer after the other."""
     return Cost(
-        bytes=L * (N * D * s + n * (8 * D * s + C * (13 * s + 8) + 80)) + n * (3 * D * s + 40 * C),
-        matmul=2 * n * C * D + L * 6 * n * C * D,
+        bytes=L * (N * D * s + n * (8 * D * s + C * (13 * s + 8) + 80)) + 24 * n * C,
+        matmul=L * 6 * n * C * D,
         other=L * n * C * (5 + 2 * EXP),
-        launches=24 * L + 6,
+        launches=19 * L + 6,
     )
 
 
@@ -180,41 +181,42 @@ def fused_moments(n, L, C, D, s, M, q, **_) -> Cost:
     )
 
 
-def fused_select_layer(n, L, C, D, s, **_) -> Cost:
+def fused_select_layer(n, L, C, D, P, s, **_) -> Cost:
     """Slopes by small torch ops; then one kernel keeps the best layer in registers."""
     return Cost(
         bytes=L * (n * (D * s + 8) + 24 * D**2) + 28 * n,
-        matmul=L * (2 * n * C * D + 4 * C * D**2),
-        other=L * n * (D + C * EXP),
-        launches=17 * L + 4,
+        matmul=L * (2 * n * P * D + 4 * C * D**2),
+        other=L * n * (D + P * EXP),
+        launches=30,
     )
 
 
-def fused_loss(N, n, L, C, D, s, M, **_) -> Cost:
-    """Zero fill, then logits, loss and gradients of a tile at once; selected logits kept."""
+def fused_loss(N, n, L, C, D, P, s, M, **_) -> Cost:
+    """Zero fill, then logits, loss and gradients of a tile at once; no logits are kept."""
     return Cost(
-        bytes=L * (N * D * s + n * (3 * D * s + 8) + 16 * M * C * D) + n * (C * s + 16),
-        matmul=L * 6 * n * C * D,
-        other=L * n * C * (3 + EXP),
-        launches=5 * L + 2,
+        bytes=L * (N * D * s + n * (3 * D * s + 8) + 16 * M * C * D) + 16 * n,
+        matmul=L * 6 * n * P * D,
+        other=L * n * P * (3 + EXP),
+        launches=5 * L + 4,
     )
 
 
-def fused_class_distances(n, L, C, D, s, **_) -> Cost:
+def fused_class_distances(n, L, C, D, P, s, **_) -> Cost:
     return Cost(
         bytes=L * n * (D * s + 8 + 4 * C),
         matmul=L * n * D * (D + 1),
-        other=L * 3 * n * C * D,
-        launches=4 * L,
+        other=L * 3 * n * P * D,
+        launches=29,
     )
 
 
-def fused_class_distances_backward(N, n, L, C, D, s, **_) -> Cost:
+def fused_class_distances_backward(N, n, L, C, D, P, s, **_) -> Cost:
+    """Two kernels, with the whitened pull of the classes between them."""
     return Cost(
-        bytes=L * (N * D * s + n * (3 * D * s + 8 + 4 * C)),
-        matmul=L * (2 * n * D**2 + 2 * n * C * D),
+        bytes=L * (N * D * s + n * (3 * D * s + 8 * D + 16 + 4 * C)),
+        matmul=L * (2 * n * D * (D + 1) + 2 * n * P * D),
         other=L * 4 * n * D,
-        launches=5 * L,
+        launches=31 + 2 * L,
     )
 
 

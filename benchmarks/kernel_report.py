@@ -7,12 +7,14 @@ found. A kernel is the same code for all widths that are multiples of 4 floats, 
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from metselect_dgl.testing import make_case
 
@@ -92,15 +94,17 @@ def compiled(job: Job) -> dict:
 
     launch = ahead.caught(calls(width, dtype)[name])[at]
     c = launch.config
-    reads = f"{launch.constants['VECTOR']} x {dtype}"
+    reads = f"{launch.constants.get('VECTOR', 1)} x {dtype}"
     config = f"{c.BN} x {c.BC} x {c.BK}, {c.num_warps} warps, {reads}, {precision}"
-    return {"kernel": name, "config": config, "target": target, **ahead.resources(launch, target)}
+    kernel = name.replace(name.partition(",")[0], launch.kernel.__name__.removesuffix("_kernel"))
+    return {"kernel": kernel, "config": config, "target": target, **ahead.resources(launch, target)}
 
 
 def rows(every: Sequence[Job], workers: int = 2) -> list[dict]:
     """Of all jobs, in processes of their own: compiling is slow, and interpreted Triton cannot."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(compiled, every))
+        done = pool.map(compiled, every)
+        return list(tqdm(done, total=len(every), unit="kernel", disable=not sys.stderr.isatty()))
 
 
 def table(found: list[dict]) -> str:

@@ -31,7 +31,7 @@ def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
 )
 def test_interpreted(files):
     """The kernels' own tests, and those of the ops with the kernels on the CPU's dispatch key."""
-    slow = "not invariance and not scale and not (gradcheck and all)"  # of what the kernels' own tests cover
+    slow = "not invariance and not scale and not (gradcheck and all)"
     files = [str(HERE / name) for name in files]
     done = python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", slow, *files),
