@@ -1,7 +1,8 @@
 // CUDA kernels on the CPU, one block after the other: every thread of a block is a fiber, which
 // runs alone until it reaches a barrier or its end. Between two barriers the threads run in an
 // order drawn from a seed, so a barrier that is missing shows as a result that depends on the seed.
-// Shared memory lives on the heap in its exact size, for AddressSanitizer, and starts as NaN.
+// Shared memory lives on the heap in its exact size, for AddressSanitizer, and starts with huge
+// numbers.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -23,7 +23,7 @@
 
 #define METSELECT_SHARED(Type, name) Type& name = *emulation::shared_memory<Type>()
 #define METSELECT_LAUNCH(kernel, grid, threads, stream, ...) \
-  emulation::launch(grid, threads, [&] { kernel(__VA_ARGS__); })
+  (void(stream), emulation::launch(grid, threads, [&] { kernel(__VA_ARGS__); }))
 #define __syncthreads() emulation::barrier(__LINE__)
 
 struct dim3 {
@@ -37,7 +37,7 @@ namespace emulation {
 
 struct Thread {
   ucontext_t context;
-  std::vector<char> stack = std::vector<char>(1 << 17);
+  std::vector<char> stack = std::vector<char>(1 << 15);
   int waits_at = 0;  // the line of the barrier; 0: has ended
 };
 
@@ -45,14 +45,14 @@ inline std::vector<Thread> threads;
 inline Thread* running;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
-inline char* shared;  // of the block, made by the first thread that asks
-inline std::mt19937 draw;
+inline char* shared;    // of the block, made by the first thread that asks
+inline uint64_t state;  // of the random numbers
 inline std::string error;
 inline int processors = 2;
 
 template <typename Type>
 Type* shared_memory() {
-  if (!shared) memset(shared = new char[sizeof(Type)], 0xff, sizeof(Type));
+  if (!shared) memset(shared = new char[sizeof(Type)], 0x7f, sizeof(Type));
   return reinterpret_cast<Type*>(shared);
 }
 
@@ -76,7 +76,10 @@ inline void start(Thread& thread) {
 
 // Runs all threads to the next barrier; returns its line, or 0 at the end.
 inline int run_to_barrier(std::vector<unsigned>& order) {
-  std::shuffle(order.begin(), order.end(), draw);
+  for (size_t left = order.size(); left > 1; --left) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    std::swap(order[left - 1], order[(state >> 33) % left]);
+  }
   for (unsigned number : order) {
     running = &threads[number];
     threadIdx = dim3(number);
@@ -113,7 +116,7 @@ inline void launch(dim3 grid, dim3 block, std::function<void()> kernel) {
 
 extern "C" {
 inline __attribute__((used)) void emulation_start(unsigned seed) {
-  emulation::draw.seed(seed);
+  emulation::state = seed;
   emulation::error.clear();
 }
 inline __attribute__((used)) const char* emulation_error() { return emulation::error.c_str(); }
