@@ -47,7 +47,8 @@ for _schema in _SCHEMAS:
 
 
 def _load_native(wish: str) -> bool:
-    """Import the compiled engine, which registers itself on the CPU key, unless told not to."""
+    """Import the compiled engine, which registers itself on the CPU key and, built with CUDA, on
+    that key too, unless told not to."""
     if wish not in ("auto", "native", "reference"):
         raise ValueError(f"METSELECT_BACKEND is {wish!r}; use auto, native or reference")
     if wish == "reference":

@@ -23,10 +23,9 @@ pytestmark = pytest.mark.skipif(cuda.compiler() is None, reason="there is no C++
 
 def runtime() -> str | None:
     """What a sanitized library needs loaded ahead of Python, as in `make sanitize`."""
-    names = "libasan.so", "libstdc++.so"
-    ask = [[cuda.compiler() or "g++", f"-print-file-name={name}"] for name in names]
     if cuda.compiler() is None:
         return None
+    ask = [[cuda.compiler(), f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so")]
     found = [subprocess.run(each, capture_output=True, text=True).stdout.strip() for each in ask]
     return " ".join(found) if all(map(os.path.exists, found)) else None
 
@@ -34,19 +33,24 @@ def runtime() -> str | None:
 sanitizer = pytest.mark.skipif(runtime() is None, reason="the C++ compiler brings no libasan.so")
 
 
-def sanitized(command, **options) -> subprocess.CompletedProcess:
-    environment = os.environ | {
-        "LD_PRELOAD": runtime(),
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "METSELECT_BACKEND": "reference",
-        "METSELECT_EMULATION_FLAGS": " ".join(SANITIZED),
-    }
-    return subprocess.run(command, env=environment, **options)
+def python(*arguments, **environment) -> subprocess.CompletedProcess:
+    """Run these in another process."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(cuda.ROOT)} | environment
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def sanitized(*arguments) -> subprocess.CompletedProcess:
+    """The same, able to load a sanitized library."""
+    options = "detect_leaks=0:detect_stack_use_after_return=0"
+    return python(
+        *arguments, LD_PRELOAD=runtime(), ASAN_OPTIONS=options, METSELECT_BACKEND="reference"
+    )
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    flags = os.environ.get("METSELECT_EMULATION_FLAGS", "").split()
+    flags = SANITIZED if "ASAN_OPTIONS" in os.environ else ()
     return cuda.Emulated(cuda.build(tmp_path_factory.mktemp("emulated") / "cuda", *flags))
 
 
@@ -217,20 +221,19 @@ class TestKernel:
 
 @sanitizer
 def test_with_address_sanitizer():
-    command = [sys.executable, *"-m pytest -q --noconftest -p no:cacheprovider".split()]
-    done = sanitized([*command, f"{__file__}::TestKernel"], capture_output=True, text=True)
+    pytest_alone = "-m pytest -q --noconftest -p no:cacheprovider".split()
+    done = sanitized(*pytest_alone, f"{__file__}::TestKernel")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def verdicts(folder, edits, seeds=4, flags=(), run=subprocess.run) -> dict[str, str]:
+def verdicts(folder, edits, seeds=4, flags=(), run=python) -> dict[str, str]:
     """What is found of the kernel with each of the edits (texts, their replacements, and which
     occurrence of the text is meant)."""
     libraries = {
         name: cuda.build(folder / name, *flags, edits=edit, at=at)
         for name, (edit, at) in edits.items()
     }
-    command = [sys.executable, cuda.__file__, str(seeds), *map(str, libraries.values())]
-    done = run(command, capture_output=True, text=True)
+    done = run(cuda.__file__, seeds, *libraries.values())
     assert done.returncode == 0, done.stderr
     return {name: Path(f"{library}.log").read_text() for name, library in libraries.items()}
 

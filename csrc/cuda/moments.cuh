@@ -99,7 +99,7 @@ __device__ void locate_rows(const MomentsPlan& plan, const MomentsLayer& layer, 
     row = layer.index ? layer.index[i] : i;
     if (label < 0 || label >= plan.classes || row < 0 || row >= layer.rows) {
       shared.spoiled = true;
-      label = -1;
+      label = -1, row = 0;
     }
   }
   shared.label[threadIdx.x] = int(label);
@@ -163,8 +163,8 @@ __device__ void scale(MomentsShared<T>& shared, int side, int exponent) {
   }
 }
 
-// Adds the tile's rows to the class sums of a column; a warp looks at one class at a time. `total`
-// is read ahead of the walk, whose time then hides the waiting.
+// Adds the tile's rows to the class sums; a warp looks at one class at a time. What is there
+// already is read ahead of the walk along the class, whose time then hides the waiting.
 template <typename T>
 __device__ void add_by_class(const MomentsShared<T>& shared, int64_t width, int tile, double* sums,
                              double* counts) {
@@ -175,12 +175,13 @@ __device__ void add_by_class(const MomentsShared<T>& shared, int64_t width, int 
     if (!shared.first[first] || (column >= width && !counting)) continue;
     const int64_t label = shared.label[first];
     double* into = sums + label * width + column;
-    double total = column < width ? *into : 0;
+    const double before = column < width ? *into : 0;
+    double total = 0;
     int members = 0;
     for (int i = first; i < kRows<T>; i = shared.next[i], ++members) {
       total += shared.tile[0][i][d];
     }
-    if (column < width) *into = total;
+    if (column < width) *into = before + total;
     if (counting) counts[label] += members;
   }
 }

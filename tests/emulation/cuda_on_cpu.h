@@ -42,6 +42,8 @@ struct Thread {
 };
 
 inline std::vector<Thread> threads;
+inline std::vector<unsigned> order;  // in which the threads run
+inline size_t started;
 inline Thread* running;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
@@ -61,30 +63,46 @@ inline void barrier(int line) {
   swapcontext(&running->context, &scheduler);
 }
 
-inline void run_thread() {
-  body();
-  running->waits_at = 0;
+inline void enter(unsigned number) {
+  running = &threads[number];
+  threadIdx = dim3(number);
 }
 
-inline void start(Thread& thread) {
-  getcontext(&thread.context);
-  thread.context.uc_stack.ss_sp = thread.stack.data();
-  thread.context.uc_stack.ss_size = thread.stack.size();
-  thread.context.uc_link = &scheduler;
-  makecontext(&thread.context, run_thread, 0);
+// A fiber starts one thread after the other until one of them waits at a barrier; from then on it
+// belongs to that thread. So a kernel without barriers costs a single fiber.
+inline void run_fiber() {
+  do {
+    body();
+    running->waits_at = 0;
+    if (started == order.size()) return;
+    enter(order[started++]);
+  } while (true);
 }
 
-// Runs all threads to the next barrier; returns its line, or 0 at the end.
-inline int run_to_barrier(std::vector<unsigned>& order) {
+inline void shuffle_order() {
   for (size_t left = order.size(); left > 1; --left) {
     state = state * 6364136223846793005u + 1442695040888963407u;
     std::swap(order[left - 1], order[(state >> 33) % left]);
   }
-  for (unsigned number : order) {
-    running = &threads[number];
-    threadIdx = dim3(number);
-    swapcontext(&scheduler, &running->context);
+}
+
+// Starts all threads of a block and runs them to their first barrier.
+inline void start_threads() {
+  shuffle_order();
+  for (started = 0; started < order.size();) {
+    enter(order[started++]);
+    ucontext_t& context = running->context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = running->stack.data();
+    context.uc_stack.ss_size = running->stack.size();
+    context.uc_link = &scheduler;
+    makecontext(&context, run_fiber, 0);
+    swapcontext(&scheduler, &context);
   }
+}
+
+// The line of the barrier at which all threads wait; 0 when they have ended.
+inline int meeting_line() {
   const int line = threads[0].waits_at;
   for (unsigned number : order) {
     const int other = threads[number].waits_at;
@@ -96,19 +114,28 @@ inline int run_to_barrier(std::vector<unsigned>& order) {
   return line;
 }
 
+inline void run_block() {
+  start_threads();
+  while (meeting_line()) {
+    shuffle_order();
+    for (unsigned number : order) {
+      enter(number);
+      swapcontext(&scheduler, &running->context);
+    }
+  }
+  delete[] shared;
+  shared = nullptr;
+}
+
 inline void launch(dim3 grid, dim3 block, std::function<void()> kernel) {
   body = std::move(kernel);
   blockDim = block, gridDim = grid;
   threads.resize(block.x);
-  std::vector<unsigned> order(block.x);
+  order.resize(block.x);
   for (unsigned i = 0; i < block.x; ++i) order[i] = i;
   for (unsigned at = 0; at < grid.x * grid.y && error.empty(); ++at) {
     blockIdx = dim3(at % grid.x, at / grid.x);
-    for (Thread& thread : threads) start(thread);
-    while (run_to_barrier(order)) {
-    }
-    delete[] shared;
-    shared = nullptr;
+    run_block();
   }
 }
 
