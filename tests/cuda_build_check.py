@@ -48,7 +48,7 @@ def environment(folder: Path) -> Path:
         run(sys.executable, "-m", "venv", folder)
     (torch,) = pinned("torch")
     # === is the version without a local part: ==2.13.0 would also take 2.13.0+cpu.
-    wanted = torch.replace("==", "==="), *pinned("setuptools", "wheel")
+    wanted = torch.replace("==", "==="), *pinned("numpy", "setuptools", "wheel")
     constraints = "-c", ROOT / "requirements.txt"
     print(f"installing {wanted[0]} into {folder} (gigabytes)", flush=True)
     run(python, "-m", "pip", "install", "--quiet", "--no-input", *constraints, *wanted)
