@@ -54,12 +54,12 @@ benchmark: .venv/ready ## measure the head, its memory and epochs of GCN, GIN an
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/emulation/*.h))
 
 format: .venv/ready ## repair style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC) $(wildcard tests/emulation/*.h))
 
 doctor: .venv/ready ## say what works here, what does not, and the remedy
 	@$(BIN)/python -P metselect_dgl/doctor.py

@@ -70,25 +70,24 @@ def extension() -> dict:
         or the whole extension, not uninstalled."""
 
         def run(self) -> None:
-            before = self.compiler
+            before = self.compiler, self.inplace  # what a run that fails leaves changed
             try:
                 super().run()
             except Exception as error:  # torch makes a RuntimeError of a failed compiler
                 if not cuda:
-                    return self.give_up(error)
+                    return self.give_up(error, before[1])
                 print(f"metselect-dgl: the CUDA ops could not be built ({error})", file=sys.stderr)
-                self.compiler = before
+                self.compiler, self.inplace = before
                 vars(self.extensions[0]).update(vars(module(cuda=False)))
                 try:
                     super().run()
                 except Exception as error:
-                    self.give_up(error)
+                    self.give_up(error, before[1])
 
-        def give_up(self, error: Exception) -> None:
-            folder = "." if self.inplace else self.build_lib
+        def give_up(self, error: Exception, inplace: bool) -> None:
             do_without(f"the compiled engine could not be built with {compiler!r} ({error})")
             self.extensions = []
-            for outdated in glob(f"{folder}/metselect_dgl/_C*.so"):
+            for outdated in glob(f"{'.' if inplace else self.build_lib}/metselect_dgl/_C*.so"):
                 os.remove(outdated)
 
     return {"ext_modules": [module(cuda)], "cmdclass": {"build_ext": OptionalBuild}}

@@ -99,7 +99,7 @@ inline void check_dtypes(TensorList layers, TensorList constants, at::ScalarType
     const auto of_layer = layers[depth].scalar_type(), of_constant = constants[depth].scalar_type();
     TORCH_CHECK(of_constant == of_constants && of_layer == layers[0].scalar_type(), "layer ", depth,
                 " is ", of_layer, ", its constants ", of_constant, ", layer 0 ",
-                layers[0].scalar_type());
+                layers[0].scalar_type(), "; constants must be ", of_constants);
   }
 }
 

@@ -178,8 +178,10 @@ def test_the_cpu_is_served_where_cuda_cannot_be_built(sources, tmp_path):
     (tmp_path / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin/nvcc").chmod(0o755)
     setup = (
-        "import runpy, sys, torch; torch.version.cuda = '13.0';"
-        "sys.argv = 'setup.py -q build_ext --inplace'.split(); runpy.run_path('setup.py')"
+        "import os, runpy, sys, torch; from torch.utils import cpp_extension;"
+        "torch.version.cuda, cpp_extension.CUDA_HOME = '13.0', os.environ['CUDA_HOME'];"
+        "sys.argv = 'setup.py -q build_ext --inplace'.split();"
+        "runpy.run_path(os.path.abspath('setup.py'))"
     )
     env = {"CUDA_HOME": str(tmp_path), "CXX": "c++", "METSELECT_CXXFLAGS": "-O0 -g0"}
     done = subprocess.run(
