@@ -1,7 +1,7 @@
 # The words that people and CI use; `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize benchmark lint format doctor clean
+.PHONY: help setup demo test sanitize cuda-build-check benchmark lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -14,7 +14,7 @@ export DGLBACKEND := pytorch
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list these words
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/ready ## make .venv with the pinned packages and this one, editable
 	@echo "ready: make demo, make test, make doctor"
@@ -43,6 +43,9 @@ sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory
 	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
 	  $(BIN)/python -m pytest --capture=sys $$(for op in native "*ops" $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
 
+cuda-build-check: ## build the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
+	$(PYTHON) tests/cuda_build_check.py
+
 benchmark: .venv/ready ## measure the head, its memory and epochs of GCN, GIN and GAT (ten minutes)
 	$(BIN)/python -m benchmarks.head
 	$(BIN)/python -m benchmarks.memory
@@ -51,12 +54,12 @@ benchmark: .venv/ready ## measure the head, its memory and epochs of GCN, GIN an
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/emulation/*.h))
 
 format: .venv/ready ## repair style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC))
+	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC) $(wildcard tests/emulation/*.h))
 
 doctor: .venv/ready ## say what works here, what does not, and the remedy
 	@$(BIN)/python -P metselect_dgl/doctor.py

@@ -19,41 +19,78 @@ def do_without(reason: str) -> None:
     print(f"metselect-dgl: {reason}; plain torch will serve", file=sys.stderr)
 
 
-def extension() -> dict:
-    """`metselect_dgl._C` from csrc/cpu; without sources or a compiler plain torch serves.
+def cuda_toolkit() -> bool:
+    """Whether csrc/cuda can be built: a torch with CUDA, and nvcc in CUDA_HOME."""
+    import torch
+    from torch.utils.cpp_extension import CUDA_HOME
 
-    METSELECT_CXXFLAGS replaces -O3, in compiling and in linking.
-    """
-    sources = sorted(glob("csrc/cpu/*.cpp"))
-    compiler = (os.environ.get("CXX") or "c++").split()[0]
-    if not sources or shutil.which(compiler) is None:
-        do_without(f"no C++ compiler {compiler!r}" if sources else "there is no csrc/cpu")
-        return {}
-    from torch.utils.cpp_extension import BuildExtension, CppExtension
+    if torch.version.cuda is None or not CUDA_HOME or not Path(CUDA_HOME, "bin/nvcc").exists():
+        return False
+    if torch.cuda.device_count() == 0:  # torch would look for GPUs to build for
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    return True
 
-    class OptionalBuild(BuildExtension):
-        """A compiler that fails leaves the package without the extension, not uninstalled."""
 
-        def run(self) -> None:
-            folder = "." if self.inplace else self.build_lib
-            try:
-                super().run()
-            except Exception as error:  # torch makes a RuntimeError of a failed compiler
-                do_without(f"the compiled engine could not be built with {compiler!r} ({error})")
-                self.extensions = []
-                for outdated in glob(f"{folder}/metselect_dgl/_C*.so"):
-                    os.remove(outdated)
+def module(cuda: bool):
+    """`metselect_dgl._C` from csrc/cpu and, where wanted, csrc/cuda."""
+    from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
     flags = os.environ.get("METSELECT_CXXFLAGS", "-O3").split()
-    module = CppExtension(
+    folders = ["csrc/cpu", "csrc/cuda"] if cuda else ["csrc/cpu"]
+    sources = sorted(
+        file for at in folders for kind in ("cpp", "cu") for file in glob(f"{at}/*.{kind}")
+    )
+    return (CUDAExtension if cuda else CppExtension)(
         "metselect_dgl._C",
         sources,
         include_dirs=[str(ROOT / "csrc")],
-        depends=glob("csrc/*.h"),
-        extra_compile_args=[*flags, "-fopenmp", "-fno-trapping-math"],
+        depends=[*glob("csrc/*.h"), *glob("csrc/cuda/*.*h")],
+        extra_compile_args={"cxx": [*flags, "-fopenmp", "-fno-trapping-math"], "nvcc": ["-O3"]},
         extra_link_args=[*flags, "-fopenmp"],
     )
-    return {"ext_modules": [module], "cmdclass": {"build_ext": OptionalBuild}}
+
+
+def extension() -> dict:
+    """The compiled ops; without sources or a compiler plain torch serves.
+
+    METSELECT_CXXFLAGS replaces -O3, in compiling and in linking. TORCH_CUDA_ARCH_LIST names the
+    GPUs to build for.
+    """
+    compiler = (os.environ.get("CXX") or "c++").split()[0]
+    if not glob("csrc/cpu/*.cpp") or shutil.which(compiler) is None:
+        there = Path("csrc/cpu").exists()
+        do_without(f"no C++ compiler {compiler!r}" if there else "there is no csrc/cpu")
+        return {}
+    from torch.utils.cpp_extension import BuildExtension
+
+    cuda = cuda_toolkit()
+
+    class OptionalBuild(BuildExtension):
+        """A compiler that fails leaves the package without what it should have made, the CUDA ops
+        or the whole extension, not uninstalled."""
+
+        def run(self) -> None:
+            before = self.compiler, self.inplace  # what a run that fails leaves changed
+            try:
+                super().run()
+            except Exception as error:  # torch makes a RuntimeError of a failed compiler
+                if not cuda:
+                    return self.give_up(error, before[1])
+                print(f"metselect-dgl: the CUDA ops could not be built ({error})", file=sys.stderr)
+                self.compiler, self.inplace = before
+                vars(self.extensions[0]).update(vars(module(cuda=False)))
+                try:
+                    super().run()
+                except Exception as error:
+                    self.give_up(error, before[1])
+
+        def give_up(self, error: Exception, inplace: bool) -> None:
+            do_without(f"the compiled engine could not be built with {compiler!r} ({error})")
+            self.extensions = []
+            for outdated in glob(f"{'.' if inplace else self.build_lib}/metselect_dgl/_C*.so"):
+                os.remove(outdated)
+
+    return {"ext_modules": [module(cuda)], "cmdclass": {"build_ext": OptionalBuild}}
 
 
 setup(

@@ -1,4 +1,4 @@
-// What every CPU op shares: argument checks, rows picked by an index, tiles over threads.
+// What the ops share: argument checks; and on the CPU rows picked by an index, tiles over threads.
 #pragma once
 
 #include <ATen/Dispatch.h>
@@ -55,11 +55,15 @@ inline Tensor fresh_zeros(at::IntArrayRef sizes, const at::TensorOptions& option
 
 constexpr int64_t kTile = 512;  // rows: 512 x 128 floats stay in the second-level cache
 
-// Numbers below `limit`: the loops below read and write where these point.
-inline void check_numbers(const Tensor& value, int64_t limit, const char* name) {
+inline void check_vector(const Tensor& value, const char* name) {
   TORCH_CHECK(value.scalar_type() == at::kLong && value.dim() == 1 && value.is_contiguous(), name,
               " must be a contiguous int64 vector, got ", value.scalar_type(), " of shape ",
               value.sizes());
+}
+
+// Numbers below `limit`: the loops below read and write where these point.
+inline void check_numbers(const Tensor& value, int64_t limit, const char* name) {
+  check_vector(value, name);
   const int64_t* number = value.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < value.size(0); ++i) {
     TORCH_CHECK_INDEX(0 <= number[i] && number[i] < limit, name, "[", i, "] is ", number[i],
@@ -68,8 +72,8 @@ inline void check_numbers(const Tensor& value, int64_t limit, const char* name) 
 }
 
 // One [N, D] layer for each [C, D] matrix of `constants`, and as many rows picked in each; returns
-// how many.
-inline int64_t check_layers(TensorList layers, const Indices& index, TensorList constants) {
+// how many. Reads no numbers, which would make the CPU wait for a GPU.
+inline int64_t check_shapes(TensorList layers, const Indices& index, TensorList constants) {
   TORCH_CHECK(!layers.empty() && layers.size() == constants.size() && layers.size() == index.size(),
               "got ", layers.size(), " layers, constants of ", constants.size(), " and indices of ",
               index.size());
@@ -79,11 +83,8 @@ inline int64_t check_layers(TensorList layers, const Indices& index, TensorList 
     TORCH_CHECK(h.dim() == 2 && c.dim() == 2 && h.size(1) == c.size(1) && c.size(0) > 0 &&
                     c.size(0) == constants[0].size(0),
                 "layer ", depth, " has shape ", h.sizes(), ", its constants ", c.sizes());
-    TORCH_CHECK(h.scalar_type() == c.scalar_type() && h.scalar_type() == layers[0].scalar_type(),
-                "layer ", depth, " is ", h.scalar_type(), ", its constants ", c.scalar_type(),
-                ", layer 0 ", layers[0].scalar_type());
     const OptionalTensor picked = index.get(depth);
-    if (picked) check_numbers(*picked, h.size(0), "index");
+    if (picked) check_vector(*picked, "index");
     const int64_t here = picked ? picked->size(0) : h.size(0);
     TORCH_CHECK(depth == 0 || here == rows, "layer ", depth, " has ", here, " rows, layer 0 has ",
                 rows);
@@ -92,9 +93,34 @@ inline int64_t check_layers(TensorList layers, const Indices& index, TensorList 
   return rows;
 }
 
-inline void check_labels(const Tensor& labels, int64_t rows, int64_t classes) {
-  check_numbers(labels, classes, "labels");
+// Layers of one dtype, and constants of the dtype that goes with it.
+inline void check_dtypes(TensorList layers, TensorList constants, at::ScalarType of_constants) {
+  for (size_t depth = 0; depth < layers.size(); ++depth) {
+    const auto of_layer = layers[depth].scalar_type(), of_constant = constants[depth].scalar_type();
+    TORCH_CHECK(of_constant == of_constants && of_layer == layers[0].scalar_type(), "layer ", depth,
+                " is ", of_layer, ", its constants ", of_constant, ", layer 0 ",
+                layers[0].scalar_type(), "; constants must be ", of_constants);
+  }
+}
+
+inline int64_t check_layers(TensorList layers, const Indices& index, TensorList constants) {
+  const int64_t rows = check_shapes(layers, index, constants);
+  check_dtypes(layers, constants, layers[0].scalar_type());
+  for (size_t depth = 0; depth < layers.size(); ++depth) {
+    const OptionalTensor picked = index.get(depth);
+    if (picked) check_numbers(*picked, layers[depth].size(0), "index");
+  }
+  return rows;
+}
+
+inline void check_label_count(const Tensor& labels, int64_t rows) {
+  check_vector(labels, "labels");
   TORCH_CHECK(labels.size(0) == rows, "got ", labels.size(0), " labels for ", rows, " rows");
+}
+
+inline void check_labels(const Tensor& labels, int64_t rows, int64_t classes) {
+  check_label_count(labels, rows);
+  check_numbers(labels, classes, "labels");
 }
 
 // A [N, D] matrix of which some rows are picked; `rows` is null for all of them in order.

@@ -167,12 +167,13 @@ def _sample(labels: Tensor, n_classes: int) -> Tensor:
 def _sampled_means(
     layers: list[Tensor], labels: Tensor, n_classes: int, index: list[Tensor | None]
 ) -> list[Tensor]:
-    """Class means of a sample of the rows of every layer; 0 for a class without nodes."""
+    """Class means of a sample of the rows of every layer, at least float32; 0 for a class without
+    nodes."""
     sample = _sample(labels, n_classes)
     member = F.one_hot(labels[sample], n_classes).double()  # [s, C]
     share = (member / member.sum(0).clamp(min=1)).T
     rows = [h[sample if at is None else at[sample]] for h, at in zip(layers, index, strict=True)]
-    return [(share @ h.double()).to(h.dtype) for h in rows]
+    return [(share @ h.double()).to(torch.promote_types(h.dtype, torch.float32)) for h in rows]
 
 
 def whitening(

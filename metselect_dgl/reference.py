@@ -24,8 +24,9 @@ def moments(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """count[c] = |{i: y_i = c}|, sum[c] = sum_i r_i, gram = sum_i r_i r_i^T with r = h - shift[y].
 
-    Products are taken in the layer's dtype on tiles scaled to below 2 by a power of two, so that
-    features of 1e20 do not overflow; the sums over tiles are float64.
+    Products are taken in the dtype of the shifts, to which narrower layers are converted, on tiles
+    scaled to below 2 by a power of two, so that features of 1e20 do not overflow; the sums over
+    tiles are float64.
     """
     count = torch.bincount(labels, minlength=shifts[0].shape[0]).double()
     sums, grams = [], []
@@ -35,7 +36,7 @@ def moments(
         for start in range(0, len(labels), TILE):
             rows = slice(start, start + TILE)
             y = labels[rows]
-            r = (h[rows] if picked is None else h[picked[rows]]) - shift[y]  # [tile, D]
+            r = (h[rows] if picked is None else h[picked[rows]]).to(shift.dtype) - shift[y]
             _, exponent = torch.frexp(r.abs().amax())
             unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - 1)
             r = r / unit.to(r.dtype)

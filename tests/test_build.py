@@ -171,6 +171,34 @@ def test_a_failed_build_leaves_no_outdated_extension(sources):
     assert not outdated.exists()
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_cpu_is_served_where_cuda_cannot_be_built(sources, tmp_path):
+    """torch says that it has CUDA, and there is an nvcc, which fails."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin/nvcc").chmod(0o755)
+    setup = (
+        "import os, runpy, sys, torch; from torch.utils import cpp_extension;"
+        "torch.version.cuda, cpp_extension.CUDA_HOME = '13.0', os.environ['CUDA_HOME'];"
+        "sys.argv = 'setup.py -q build_ext --inplace'.split();"
+        "runpy.run_path(os.path.abspath('setup.py'))"
+    )
+    env = {"CUDA_HOME": str(tmp_path), "CXX": "c++", "METSELECT_CXXFLAGS": "-O0 -g0"}
+    done = subprocess.run(
+        [sys.executable, "-c", setup],
+        cwd=sources,
+        env=os.environ | env | {"METSELECT_BACKEND": "native"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
+    assert "the CUDA ops could not be built" in said
+    assert "nvcc" in said
+    served = python(sources, "-c", MOMENTS, backend="native")
+    assert served.stdout == "True\n", served.stderr
+
+
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
 def test_every_requirement_is_pinned(name):
     assert pins(name)
@@ -200,13 +228,14 @@ def test_ci_script_is_executable():
 
 
 def test_help_lists_every_word(checkout):
-    listed = re.findall(r"^  make (\w+)", make(checkout).stdout, re.MULTILINE)
+    listed = re.findall(r"^  make ([\w-]+)", make(checkout).stdout, re.MULTILINE)
     assert listed == [
         "help",
         "setup",
         "demo",
         "test",
         "sanitize",
+        "cuda-build-check",
         "benchmark",
         "lint",
         "format",

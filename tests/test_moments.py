@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metselect_dgl import functional as MF
+from metselect_dgl import reference
 from metselect_dgl.reference import TILE
 from metselect_dgl.testing import assert_close, make_case
 
@@ -176,3 +177,15 @@ def test_of_a_linear_image():
         torch.testing.assert_close(a, b)
     for a, b in zip(joined.covariances(), direct.covariances(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_layers_are_summed_in_the_dtype_of_the_shifts(dtype):
+    case = make_case(90, (5,), dtype=torch.float32)
+    half = [h.to(dtype) for h in case.layers]
+    shifts = MF._sampled_means(half, case.labels, 4, [None])
+    assert shifts[0].dtype == torch.float32
+    _, *ours = reference.moments(half, case.labels, [None], shifts)
+    _, *same = reference.moments([h.float() for h in half], case.labels, [None], shifts)
+    assert torch.equal(ours[0][0], same[0][0])
+    assert torch.equal(ours[1][0], same[1][0])

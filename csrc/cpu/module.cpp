@@ -1,4 +1,5 @@
-// The Python module metselect_dgl._C: importing it registers the CPU ops.
+// The Python module metselect_dgl._C: importing it registers the ops, where it was built with CUDA
+// also those of csrc/cuda.
 
 #include <Python.h>
 
@@ -32,7 +33,7 @@ PyMethodDef methods[] = {
 }  // namespace
 
 extern "C" PyMODINIT_FUNC PyInit__C() {
-  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", "Native CPU ops of torch.ops.metselect",
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", "Compiled ops of torch.ops.metselect",
                                -1, methods};
   return PyModule_Create(&module);
 }

@@ -1,0 +1,116 @@
+"""`make cuda-build-check`: builds the extension against torch's CUDA build, in a folder of its own,
+imports it and lists the CUDA kernels that it registers. Needs nvcc, but no GPU."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+LIST = """
+import torch
+from metselect_dgl import ops
+assert ops.NATIVE, "the extension cannot be imported"
+cuda = [name for name in ops.OPS if ops.compiled(name, torch.device("cuda"))]
+print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, GPUs: {torch.cuda.device_count()}")
+for name in cuda:
+    print(f"metselect::{name} has a CUDA kernel")
+raise SystemExit(not cuda and "no op has a CUDA kernel: the CUDA part was not built")
+"""
+
+
+def stop(reason: str) -> None:
+    sys.exit(f"cuda-build-check: {reason}")
+
+
+def run(*command, **environment) -> str:
+    """Standard output of a command that must succeed."""
+    done = subprocess.run(
+        list(map(str, command)), env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        stop(f"this failed, see above: {' '.join(map(str, command))[:300]}")
+    return done.stdout
+
+
+def pinned(*names: str) -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if line.partition("==")[0] in names]
+
+
+def environment(folder: Path) -> Path:
+    """The Python of a virtual environment with torch's CUDA build and what setup.py needs."""
+    python = folder / "bin/python"
+    if not python.exists():
+        run(sys.executable, "-m", "venv", folder)
+    (torch,) = pinned("torch")
+    # === is the version without a local part: ==2.13.0 would also take 2.13.0+cpu.
+    wanted = torch.replace("==", "==="), *pinned("numpy", "setuptools", "wheel")
+    constraints = "-c", ROOT / "requirements.txt"
+    print(f"installing {wanted[0]} into {folder} (gigabytes)", flush=True)
+    run(python, "-m", "pip", "install", "--quiet", "--no-input", *constraints, *wanted)
+    return python
+
+
+def toolkit(python: Path) -> Path:
+    """CUDA_HOME, or the folder in which the nvcc in PATH, perhaps a wrapper, says it lives; else
+    one from packages."""
+    version = run(python, "-c", "import torch; print(torch.version.cuda or '')").strip()
+    if not version:
+        stop("torch came without CUDA: the package index offers no CUDA build for this machine")
+    home = os.environ.get("CUDA_HOME")
+    if not home and (nvcc := shutil.which("nvcc")):
+        asked = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True)
+        found = re.search(r"TOP=(.+)", asked.stderr)
+        home = os.path.realpath(found[1].strip()) if found else None
+    if not home:
+        return from_packages(python, version)
+    release = re.search(r"release (\d+)\.", run(Path(home, "bin/nvcc"), "--version"))[1]
+    if release != version.partition(".")[0]:
+        stop(f"{home} is CUDA {release}, torch was built with {version}; set CUDA_HOME to one")
+    return Path(home)
+
+
+def from_packages(python: Path, version: str) -> Path:
+    """A toolkit made of packages of torch's CUDA version, beside torch's own CUDA libraries."""
+    names = "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"
+    wanted = [f"{name}=={version}.*" for name in names]
+    print(f"no CUDA_HOME and no nvcc; installing {' '.join(wanted)}", flush=True)
+    run(python, "-m", "pip", "install", "--quiet", "--no-input", *wanted)
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    home = Path(run(python, "-c", where).strip(), f"nvidia/cu{version.partition('.')[0]}")
+    if not (home / "bin/nvcc").exists():
+        stop(f"{' '.join(wanted)} brought no nvcc; install CUDA {version} and set CUDA_HOME")
+    for library in home.glob("lib/libcudart.so.*"):  # packages leave out the name to link with
+        (home / "lib/libcudart.so").unlink(missing_ok=True)
+        (home / "lib/libcudart.so").symlink_to(library.name)
+    if not (home / "lib64").exists():
+        (home / "lib64").symlink_to("lib")
+    return home
+
+
+def main() -> None:
+    folder = ROOT / "build/cuda-check"
+    python = environment(folder)
+    home = toolkit(python)
+    print(f"building with {home} (minutes)", flush=True)
+    settings = {
+        "CUDA_HOME": str(home),
+        "METSELECT_BACKEND": "native",
+        # What matters is that it compiles, links and loads; -O3 would take much longer.
+        "METSELECT_CXXFLAGS": os.environ.get("METSELECT_CXXFLAGS", "-O0 -g0"),
+    }
+    built = folder / "lib-metselect"
+    shutil.rmtree(built, ignore_errors=True)
+    bases = "--build-base", folder / "build", "--build-lib", built
+    os.chdir(ROOT)
+    run(python, "setup.py", "-q", "build", *bases, **settings)
+    path = {"PYTHONPATH": str(built), "METSELECT_BACKEND": "native"}
+    print(run(python, "-P", "-c", LIST, **path), end="")
+
+
+if __name__ == "__main__":
+    main()
