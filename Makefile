@@ -1,7 +1,7 @@
 # The words that people and CI use; `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize cuda-build-check benchmark lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report cuda-build-check benchmark lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -42,6 +42,9 @@ sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory
 	  LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)"; \
 	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
 	  $(BIN)/python -m pytest --capture=sys $$(for op in native "*ops" $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
+
+kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write docs/kernels.md (minutes)
+	$(BIN)/python -m benchmarks.kernel_report --out docs/kernels.md
 
 cuda-build-check: ## build the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py

@@ -42,7 +42,7 @@ class GPU:
         return replace(size, M=self.multiprocessors)
 
 
-# NVIDIA's data sheets of the V100 (SXM2, 32 GB), A100 (SXM4, 80 GB) and H100 (SXM5, 80 GB).
+# As published for the V100 (SXM2, 32 GB), A100 (SXM4, 80 GB) and H100 (SXM5, 80 GB).
 GPUS = {
     "V100": GPU("V100", 900e9, 15.7e12, 0, 80),
     "A100": GPU("A100", 2039e9, 19.5e12, 156e12, 108),
@@ -177,14 +177,16 @@ def plot(size: Size, model: Model, gpu: GPU, file: str) -> None:
         dots = axes.scatter(*zip(*points.values(), strict=True), marker=marker, label=path)
         for label, at in points.items():
             if not (path == "reference" and label.startswith("scale")):  # the same as fused
-                _annotate(axes, label, at, path == "eager", dots.get_facecolor()[0])
+                side = "below" if path == "eager" else "right"
+                side = "left" if path == "fused" and label.startswith("cross") else side
+                _annotate(axes, label, at, side, dots.get_facecolor()[0])
     axes.set(xscale="log", yscale="log", xlim=SPAN, xlabel="FLOP per byte of DRAM traffic")
     axes.set_ylabel("TFLOP/s, predicted")
     axes.set_title(
         f"Ops of the head, predicted for the {gpu.name}: n = {size.n:,}, L = {size.L}, "
         f"C = {size.C}, D = {size.D}, products {model.precision}\n"
         f"roofs: {model.bandwidth_share:.0%} of the bandwidth, {model.rate_share:.0%} of the FLOP "
-        f"rate; {1e6 * model.launch:.0f} µs a launch",
+        f"rate (fused: {model.fused_rate_share:.0%}); {1e6 * model.launch:.0f} µs a launch",
         fontsize=10,
     )
     axes.legend(loc="upper left")
@@ -205,9 +207,15 @@ def _draw_roofs(axes, model: Model, gpu: GPU) -> None:
             axes.text(0.97 * SPAN[1], 0.95 * heights[1], name, ha="right", va="top", color="0.4")
 
 
-def _annotate(axes, label: str, at: tuple[float, float], below: bool, color) -> None:
-    place = ((-4, -7), "left", "top") if below else ((7, 0), "left", "center")
-    offset, ha, va = place
+PLACES = {
+    "below": ((-4, -7), "left", "top"),
+    "left": ((-7, 0), "right", "center"),
+    "right": ((7, 0), "left", "center"),
+}
+
+
+def _annotate(axes, label: str, at: tuple[float, float], side: str, color) -> None:
+    offset, ha, va = PLACES[side]
     style = {"textcoords": "offset points", "fontsize": 7.5, "color": color}
     axes.annotate(label, at, offset, ha=ha, va=va, **style)
 

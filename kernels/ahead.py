@@ -126,5 +126,5 @@ def _of_amd(kernel) -> dict[str, int]:
     return {
         "registers": number("vgpr_count"),
         "stack": number("private_segment_fixed_size"),
-        "spills": number("vgpr_spill_count") + number("sgpr_spill_count"),
+        "spills": number("vgpr_spill_count"),  # a scalar register spills to a lane of these
     }

@@ -35,6 +35,7 @@ from .tiles import (
 CONSTANTS = ("center", "middle", "factor", "kind")
 CENTER, MIDDLE, FACTOR, KIND, RANK, PULL, GRADIENT, FIELDS = own_fields(len(CONSTANTS) + 3)
 _DENSE = tl.constexpr(DENSE)
+# BK x BN x BC differences are in registers at a time; the smaller tile leaves room for two blocks.
 CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 BACKWARD_CONFIGS = (Config(32, 64, 16, 8), Config(32, 32, 16, 4))
 

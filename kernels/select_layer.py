@@ -30,6 +30,7 @@ from .tiles import (
 
 CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
 CENTER, SLOPE, OFFSET, KIND, MEAN, FACTOR, RANK, FIELDS = own_fields(len(CONSTANTS) + 1)
+# All of up to 64 classes at once, or few at a time for more nodes.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 

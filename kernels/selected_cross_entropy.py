@@ -35,6 +35,8 @@ from .tiles import (
 )
 
 WEIGHTS, BIASES, TO_ROWS, TO_WEIGHTS, TO_BIASES, SHARE, DEEP_SHARE, FIELDS = own_fields(7)
+# The first keeps the logits of up to 64 classes in registers, between loss and gradient; the
+# second makes them twice, and half as many partial sums of the decoders' gradients.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 32, 16, 8))
 LOGITS_CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 

@@ -77,13 +77,18 @@ def row_pointers(row, number, DTYPE: tl.constexpr, VECTOR: tl.constexpr):
 
 @dataclass(frozen=True)
 class Config:
-    """Nodes, classes and features of a tile, and how many warps and pipeline stages work on it."""
+    """Nodes, classes and features of a tile, and how many warps work on it.
+
+    A product of float32 outside the tensor cores holds all BK features of both operands in
+    registers: hence 16, the least that Triton allows, and 8 warps for a tile. Loads are not
+    pipelined (one stage): the loops are short, and the registers go to further blocks instead.
+    """
 
     BN: int
     BC: int
     BK: int
     num_warps: int
-    num_stages: int = 2
+    num_stages: int = 1
 
     def within(self, width: int, n_classes: int) -> "Config":
         """A tile no larger than these padded sizes."""
