@@ -29,7 +29,6 @@ from .tiles import (
     row_pointers,
     rows_fields,
     table,
-    uniform,
 )
 
 CONSTANTS = ("center", "middle", "factor", "kind")
@@ -215,7 +214,8 @@ def class_distances(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> Tensor:
-    layers, constants = uniform(layers), metrics(means, factors, valid)
+    """dist2 [L, n, C]; see `reference.class_distances`."""
+    constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
         [*rows_fields(h, picked), *addresses(known, CONSTANTS), len(factor), 0, 0]
@@ -241,8 +241,8 @@ def class_distances_backward(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> list[Tensor]:
-    dtypes = [h.dtype for h in layers]
-    layers, constants = uniform(layers), metrics(means, factors, valid)
+    """The gradient to every layer; see `reference.class_distances_backward`."""
+    constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     given = {"grad": grad, "valid": valid, "n": n, "n_classes": n_classes}
     strides = "grad_stride_l", "grad_stride_n", "grad_stride_c"
@@ -271,6 +271,6 @@ def class_distances_backward(
         tiles.launch(
             class_distances_backward_kernel, grid, config, layers=entries, **product, ADD=add
         )
-        return [out.to(dtype) for out, dtype in zip(grads, dtypes, strict=True)]
+        return [out.to(h.dtype) for out, h in zip(grads, layers, strict=True)]
 
     return tiles.tuned("class_distances_backward", given, layers, BACKWARD_CONFIGS, run)

@@ -25,7 +25,6 @@ from .tiles import (
     row_pointers,
     rows_fields,
     table,
-    uniform,
 )
 
 CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
@@ -135,6 +134,7 @@ def select_layer_kernel(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
+    """One program per tile of nodes: it walks the layers and keeps the best so far."""
     i = tl.program_id(0) * BN + tl.arange(0, BN)
     here = i < n
     if GUIDED:
@@ -214,7 +214,8 @@ def select_layer(
     labels: Tensor | None,
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layers, constants = uniform(layers), metrics(means, factors, valid)
+    """(layer, class, score) of each picked row; see `reference.select_layer`."""
+    constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
         [*rows_fields(h, picked), *addresses(known, CONSTANTS), len(factor)]

@@ -31,7 +31,6 @@ from .tiles import (
     row_pointers,
     rows_fields,
     table,
-    uniform,
 )
 
 WEIGHTS, BIASES, TO_ROWS, TO_WEIGHTS, TO_BIASES, SHARE, DEEP_SHARE, FIELDS = own_fields(7)
@@ -210,6 +209,7 @@ def selected_cross_entropy(
     wanted: list[bool],
     keep_logits: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+    """(loss, logits, gradients); see `reference.selected_cross_entropy`."""
     decoders = layers, weights, biases, layer
     loss, logits, *grads = _decode(*decoders, labels, index, deep_supervision, wanted, keep_logits)
     return loss if len(labels) else loss / 0, logits, *grads
@@ -222,6 +222,7 @@ def selected_logits(
     layer: Tensor,
     index: list[Tensor | None],
 ) -> Tensor:
+    """The logits of each picked row by its own layer's decoder, [n, C]."""
     _, logits, *_ = _decode(layers, weights, biases, layer, None, index, 0.0, [], True)
     return logits
 
@@ -258,16 +259,15 @@ class _Gradients:
         return [part[depth].data_ptr() for part in parts]
 
     def narrowed(
-        self, of_layers: list[torch.dtype], of_decoders: torch.dtype
+        self, of_layers: torch.dtype, of_decoders: torch.dtype
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """In the dtypes of what they are gradients to."""
-        to_rows = [out.to(dtype) for out, dtype in zip(self.to_rows, of_layers, strict=True)]
+        to_rows = [out.to(of_layers) for out in self.to_rows]
         slots = self.to_weights, self.to_biases
         return to_rows, *([each.sum(0).to(of_decoders) for each in part] for part in slots)
 
 
 def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits):
-    dtypes, layers = [h.dtype for h in layers], uniform(layers)
     n, n_classes, learning = picked_count(layers, index), len(weights[0]), bool(wanted)
     weights, biases = ([each.contiguous() for each in part] for part in (weights, biases))
     wanted = wanted or [False] * len(layers)
@@ -293,7 +293,7 @@ def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wan
         outputs |= {"ONE_BLOCK": one_block, "ADD": add}
         grid = programs, len(layers)
         tiles.launch(selected_cross_entropy_kernel, grid, config, **given, **outputs)
-        found = grads.narrowed(dtypes, weights[0].dtype) if learning else ([], [], [])
+        found = grads.narrowed(layers[0].dtype, weights[0].dtype) if learning else ([], [], [])
         return loss.sum().to(weights[0].dtype), logits, *found
 
     configs = CONFIGS if learning else LOGITS_CONFIGS

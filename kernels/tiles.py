@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -119,6 +119,7 @@ def rows_fields(h: Tensor, index: Tensor | None) -> list[int]:
 
 
 def number_bits(value: float) -> int:
+    """What `number` reads back."""
     return struct.unpack("q", struct.pack("d", value))[0]
 
 
@@ -146,19 +147,12 @@ def _table(rows: tuple, device: torch.device, stream: int) -> Tensor:
 
 
 def addresses(constants: dict[str, Tensor], names: Sequence[str]) -> list[int]:
+    """Of some of a layer's constants."""
     return [constants[name].data_ptr() for name in names]
 
 
-def uniform(layers: list[Tensor]) -> list[Tensor]:
-    """The layers in one dtype; under autocast they may differ."""
-    dtypes = {h.dtype for h in layers}
-    if len(dtypes) == 1:
-        return layers
-    widest = reduce(torch.promote_types, dtypes)
-    return [h.to(widest) for h in layers]
-
-
 def picked_count(layers: list[Tensor], index: list[Tensor | None]) -> int:
+    """How many rows are picked from each layer."""
     return len(layers[0] if index[0] is None else index[0])
 
 

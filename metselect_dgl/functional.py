@@ -8,6 +8,7 @@ vector (or None) for each layer, where layers do not hold the same nodes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,15 @@ def _indices(index: Index, layers: Sequence[Tensor]) -> list[Tensor | None]:
     if index is None or isinstance(index, Tensor):
         index = [index] * len(layers)
     return [None if each is None else each.long().contiguous() for each in index]
+
+
+def _of_one_dtype(layers: Sequence[Tensor]) -> list[Tensor]:
+    """The layers in the widest of their dtypes; under autocast these may differ."""
+    dtypes = {h.dtype for h in layers}
+    if len(dtypes) == 1:
+        return list(layers)
+    widest = reduce(torch.promote_types, dtypes)
+    return [h.to(widest) for h in layers]
 
 
 @dataclass
@@ -146,7 +156,7 @@ def moments(
     labels = check_labels(labels, rows, n_classes)
     if (labels < 0).any():
         raise ValueError("labels hold -1 (not labelled); leave those nodes out of index")
-    layers = [h.detach() for h in layers]
+    layers = _of_one_dtype([h.detach() for h in layers])
     if shifts is None:
         shifts = _sampled_means(layers, labels, n_classes, index)
     count, sums, grams = _ops.moments(layers, labels, index, list(shifts))
@@ -343,7 +353,7 @@ def select_layer(
 def _metric(layers, means, factors, valid) -> tuple:
     if valid is None:
         valid = torch.ones(len(means[0]), dtype=torch.bool, device=means[0].device)
-    return list(layers), list(means), list(factors), valid
+    return _of_one_dtype(layers), list(means), list(factors), valid
 
 
 def _temperature(temperature: Tensor | None, layers: Sequence[Tensor]) -> Tensor:
@@ -359,7 +369,7 @@ def selected_logits(
     index: Index = None,
 ) -> Tensor:
     """Decode every picked node from its own layer: W_l h_i + b_l with l = layer[i], [n, C]."""
-    decoders = list(layers), list(weights), list(biases), layer.long().contiguous()
+    decoders = _of_one_dtype(layers), list(weights), list(biases), layer.long().contiguous()
     return _ops.selected_logits(*decoders, _indices(index, layers))
 
 
@@ -421,7 +431,7 @@ def selected_cross_entropy(
 
     The loss and its gradients need no logits in memory, [n, C]: `keep_logits=False` gives None.
     """
-    decoders = list(layers), list(weights), list(biases), layer.long().contiguous()
+    decoders = _of_one_dtype(layers), list(weights), list(biases), layer.long().contiguous()
     every = [*layers, *weights, *biases]
     learning = torch.is_grad_enabled() and any(each.requires_grad for each in every)
     wanted = [h.requires_grad for h in layers] if learning else []

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from metselect_dgl import functional as MF
 from metselect_dgl import kernels, reference
 from metselect_dgl.testing import Case, assert_close, make_case
 
@@ -163,13 +164,35 @@ def test_narrow_layers(dtype):
         ours, plain = (flat(getattr(kernels, name)(h, *more)) for h in (narrow, full))
         for a, b in zip(ours, plain, strict=True):
             torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0)
-    mixed = kernels.selected_cross_entropy([narrow[0], full[1]], *rest)
-    assert [grad.dtype for grad in mixed[2]] == [dtype, torch.float32]
-    torch.testing.assert_close(mixed[0], ours[0], rtol=0, atol=0)
     mine, same = (
         kernels.select_layer(h, *known, T[:2], index, None, "confidence") for h in (narrow, full)
     )
     torch.testing.assert_close(mine, same, rtol=0, atol=0)
+
+
+def test_layers_of_different_dtypes():
+    """As autocast may leave them: in the widest of the dtypes, gradients in that of each layer."""
+    case = make_case(33, (8, 37), dtype=torch.float32)
+    layers = [case.layers[0].bfloat16().requires_grad_(), case.layers[1].requires_grad_()]
+    same = [layers[0].detach().float(), layers[1].detach()]
+    known = case.metric()
+    layer, _, score = MF.select_layer(layers, **known, labels=case.labels)
+    torch.testing.assert_close(
+        (layer, score), MF.select_layer(same, **known, labels=case.labels)[::2]
+    )
+    rest = case.weights, case.biases, layer, case.labels
+    loss, _ = MF.selected_cross_entropy(layers, *rest, deep_supervision=1.0)
+    torch.testing.assert_close(
+        loss, MF.selected_cross_entropy(same, *rest, deep_supervision=1.0)[0]
+    )
+    loss.backward()
+    assert [h.grad.dtype for h in layers] == [torch.bfloat16, torch.float32]
+    for mixed, plain in zip(
+        MF.moments(layers, case.labels, 4).grams,
+        MF.moments(same, case.labels, 4).grams,
+        strict=True,
+    ):
+        torch.testing.assert_close(mixed, plain)
 
 
 def test_layers_that_hold_other_rows():
