@@ -26,12 +26,14 @@ WIDTHS = (16, 37, 64, 128, 256)
 Job = tuple[str, int, int, str, str, str]  # name, config, width, dtype, precision, target
 
 
-def calls(width: int, dtype: str = "float32", n_classes: int = 40) -> dict[str, Callable]:
+def calls(
+    width: int, dtype: str = "float32", n: int = 64, n_layers: int = 2, n_classes: int = 40
+) -> dict[str, Callable]:
     """Calls of the ops that launch each kernel, in training and in inference."""
     from metselect_dgl import kernels
 
-    case = make_case(64, (width, width), n_classes, picked=64, dtype=torch.float32)
-    known, index = case.metric(), [case.index] * 2
+    case = make_case(n, n_layers * (width,), n_classes, picked=n, dtype=torch.float32)
+    known, index = case.metric(), [case.index] * n_layers
     layers, constants = [h.to(getattr(torch, dtype)) for h in case.layers], torch.float32
     if dtype == "float64":
         constants = torch.float64
@@ -40,9 +42,9 @@ def calls(width: int, dtype: str = "float32", n_classes: int = 40) -> dict[str, 
         for part in (known["means"], known["factors"], case.weights, case.biases)
     )
     metric = layers, means, factors, known["valid"]
-    decoders = layers, weights, biases, torch.zeros(64, dtype=torch.int64)
-    grad, t = torch.zeros(2, 64, n_classes, dtype=constants), torch.ones(2, dtype=constants)
-    learn = [True, True]
+    decoders = layers, weights, biases, torch.zeros(n, dtype=torch.int64)
+    t, learn = torch.ones(n_layers, dtype=constants), [True] * n_layers
+    grad = torch.zeros(n_layers, n, n_classes, dtype=constants)
 
     def select(labels, rule):
         return lambda: kernels.select_layer(*metric, t, index, labels, rule)

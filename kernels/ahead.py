@@ -70,7 +70,7 @@ def caught(call: Callable[[], object]) -> list[Launch]:
 def _type(value, name: str) -> str:
     if isinstance(value, Tensor):
         return _POINTER[value.dtype]
-    if name.isupper() or value is None:
+    if name.isupper() or value is None or value == 1:  # which Triton also compiles in
         return "constexpr"
     return "fp32" if isinstance(value, float) else "i64" if name == "n" else "i32"
 

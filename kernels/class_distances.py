@@ -221,7 +221,12 @@ def class_distances(
         [*rows_fields(h, picked), *addresses(known, CONSTANTS), len(factor), 0, 0]
         for h, picked, known, factor in zip(layers, index, constants, factors, strict=True)
     ]
-    given = {"layers": table(rows, valid.device), "valid": valid, "n": n, "n_classes": n_classes}
+    given = {
+        "layers": table(rows, valid.device),
+        "valid": valid.contiguous(),
+        "n": n,
+        "n_classes": n_classes,
+    }
     given |= arithmetic(layers, means)
 
     def run(config: Config) -> Tensor:
@@ -244,7 +249,7 @@ def class_distances_backward(
     """The gradient to every layer; see `reference.class_distances_backward`."""
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
-    given = {"grad": grad, "valid": valid, "n": n, "n_classes": n_classes}
+    given = {"grad": grad, "valid": valid.contiguous(), "n": n, "n_classes": n_classes}
     strides = "grad_stride_l", "grad_stride_n", "grad_stride_c"
     given |= dict(zip(strides, grad.stride(), strict=True)) | arithmetic(layers, means)
     product = {name: given[name] for name in ("n", "ACC", "PRECISION")}

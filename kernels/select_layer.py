@@ -31,6 +31,10 @@ CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
 CENTER, SLOPE, OFFSET, KIND, MEAN, FACTOR, RANK, FIELDS = own_fields(len(CONSTANTS) + 1)
 # All of up to 64 classes at once, or few at a time for more nodes.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
+DISTANCE_CONFIGS = (
+    Config(64, 16, 16, 8),
+    Config(32, 32, 16, 8),
+)  # the distance needs registers too
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 
 
@@ -222,7 +226,8 @@ def select_layer(
         for h, picked, known, factor in zip(layers, index, constants, factors, strict=True)
     ]
     given = {"layers": table(rows, valid.device), "n_layers": len(layers), "n": n}
-    given |= {"valid": valid, "n_classes": n_classes, "temperature": temperature}
+    given |= {"valid": valid.contiguous(), "n_classes": n_classes}
+    given |= {"temperature": temperature.contiguous()}
     given |= {"labels": labels, "GUIDED": labels is not None, "RULE": rule}
     given |= arithmetic(layers, means)
 
@@ -234,4 +239,5 @@ def select_layer(
         tiles.launch(select_layer_kernel, grid, config, **given, **outputs)
         return layer, answer, score
 
-    return tiles.tuned(f"select_layer {rule}", given, layers, CONFIGS, run)
+    configs = DISTANCE_CONFIGS if rule == "distance" else CONFIGS
+    return tiles.tuned("select_layer", given, layers, configs, run)

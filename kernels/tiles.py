@@ -51,7 +51,10 @@ def number(field):
 @triton.jit
 def picked_rows(row, i, here):
     """(number in the layer, whether it is one) of the picked rows i."""
-    index, given = matrix(row, INDEX, tl.int64), tl.load(row + INDEX) != 0
+    index = matrix(row, INDEX, tl.int64)
+    given = (
+        0 * i + tl.load(row + INDEX) != 0
+    )  # [BN]: a scalar is no mask to Triton 3.9's interpreter
     number = tl.where(given, tl.load(index + i, mask=here & given, other=0), i)
     return number, here & (number >= 0) & (number < tl.load(row + ROWS))
 

@@ -64,6 +64,14 @@ class TestAheadOfTime:
         assert len({row["kernel"] for row in found}) == 8
         assert all(row["registers"] > 0 for row in found)
 
+    def test_one_of_everything(self):
+        """Triton compiles arguments that are 1 in."""
+        from benchmarks.kernel_report import calls
+        from metselect_dgl.kernels import ahead
+
+        for call in calls(8, n=1, n_layers=1, n_classes=1).values():
+            assert ahead.resources(ahead.caught(call)[-1], "sm_90")["spills"] == 0
+
     def test_a_spill_is_seen(self):
         """A tile four times as large does not fit."""
         from benchmarks.kernel_report import calls

@@ -253,6 +253,21 @@ def test_small_distances_between_large_vectors():
     check("class_distances_backward", random(1, 60, 4), *inputs)
 
 
+def test_rows_beyond_32_bits():
+    """Two rows 8 GB apart, in memory that is reserved and hardly touched."""
+    apart = 2**31 + 16
+    try:
+        memory = torch.empty(apart + 64)
+    except RuntimeError:
+        pytest.skip("8 GB of address space cannot be had")
+    case = make_case(2, (37,), dtype=torch.float32)
+    case.layers = [memory.as_strided((2, 37), (apart, 1)).copy_(case.layers[0])]
+    known, index = metric((37,)), [torch.tensor([1, 0, 1])]
+    dist2 = kernels.class_distances(case.layers, *known, index)
+    plain = kernels.class_distances([h.clone() for h in case.layers], *known, index)
+    torch.testing.assert_close(dist2, plain, rtol=0, atol=0)
+
+
 def test_a_collapsed_layer_is_never_chosen():
     case = make_case(20, (5, 5), dtype=torch.float32)
     means, factors, valid = metric((5, 5))
