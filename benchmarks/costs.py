@@ -6,7 +6,7 @@ in `roofline.py`; the tests count the first two on the code itself.
 
 Letters: N nodes, n picked rows, L layers, C classes, D features of a layer, s bytes of a feature,
 M multiprocessors; t tiles of the reference's moments, q pieces of 64 x 64 in which the kernel makes
-half of a Gram matrix, P classes as the Triton kernels pad them.
+half of a Gram matrix, P classes as the Triton kernels pad them, B blocks of 32 of these.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,8 @@ class Size:
         """What the costs are functions of."""
         columns = ceil(self.D / 64)
         padded = max(16, 2 ** ceil(log2(self.C))) if self.C <= 64 else 64 * ceil(self.C / 64)
-        derived = {"t": ceil(self.n / self.tile), "q": columns * (columns + 1) // 2, "P": padded}
+        derived = {"t": ceil(self.n / self.tile), "q": columns * (columns + 1) // 2}
+        derived |= {"P": padded, "B": ceil(padded / 32)}
         return {name: value for name, value in vars(self).items() if name != "tile"} | derived
 
 
@@ -201,10 +202,11 @@ def fused_loss(N, n, L, C, D, P, s, M, **_) -> Cost:
     )
 
 
-def fused_class_distances(n, L, C, D, P, s, **_) -> Cost:
+def fused_class_distances(n, L, C, D, P, B, s, **_) -> Cost:
+    """Whitened anew for every block of classes."""
     return Cost(
         bytes=L * n * (D * s + 8 + 4 * C),
-        matmul=L * n * D * (D + 1),
+        matmul=L * B * n * D * (D + 1),
         other=L * 3 * n * P * D,
         launches=28,
     )

@@ -1,8 +1,9 @@
 """Registers, shared memory and spills of every GPU kernel, compiled ahead of time without a GPU.
 
 Every Triton kernel in every config that the tuning may take, and every CUDA kernel where nvcc is
-found. A kernel is the same code for all widths that are multiples of 4 floats, whose rows are read
-16 bytes at a time, and another for widths such as 37.
+found. A kernel is the same code for all widths that are multiples of 4 floats, if rows are aligned
+to 16 bytes, which are then read at a time; and another for widths such as 37. On gfx942 spills are
+those of vector registers; tf32x3 is for NVIDIA's alone.
 """
 
 import argparse
@@ -46,21 +47,28 @@ def calls(
     t, learn = torch.ones(n_layers, dtype=constants), [True] * n_layers
     grad = torch.zeros(n_layers, n, n_classes, dtype=constants)
 
+    every_row = [None] * n_layers
+
     def select(labels, rule):
         return lambda: kernels.select_layer(*metric, t, index, labels, rule)
 
-    def loss(deep_supervision, wanted):
-        rest = case.labels, index, deep_supervision, wanted, False
+    def backward(index):
+        return lambda: kernels.class_distances_backward(grad, *metric, index)
+
+    def loss(deep_supervision, index=index, keep_logits=False):
+        rest = case.labels, index, deep_supervision, learn, keep_logits
         return lambda: kernels.selected_cross_entropy(*decoders, *rest)
 
     return {
         "class_distances": lambda: kernels.class_distances(*metric, index),
-        "class_distances_backward": lambda: kernels.class_distances_backward(grad, *metric, index),
+        "class_distances_backward": backward(index),
+        "class_distances_backward, all rows": backward(every_row),
         "select_layer": select(case.labels, "confidence"),
         "select_layer, no labels": select(None, "confidence"),
         "select_layer, by distance": select(case.labels, "distance"),
-        "selected_cross_entropy": loss(1.0, learn),
-        "selected_cross_entropy, no deep supervision": loss(0.0, learn),
+        "selected_cross_entropy": loss(1.0),
+        "selected_cross_entropy, all rows, logits kept": loss(1.0, every_row, True),
+        "selected_cross_entropy, no deep supervision": loss(0.0),
         "selected_logits": lambda: kernels.selected_logits(*decoders, index),
     }
 
@@ -85,7 +93,8 @@ def jobs(
                     seen.add(kind)
                     for precision in precisions:
                         for target in targets:
-                            yield name, at, width, dtype, precision, target
+                            if not (precision == "tf32x3" and target.startswith("gfx")):
+                                yield name, at, width, dtype, precision, target
 
 
 def compiled(job: Job) -> dict:
@@ -98,7 +107,8 @@ def compiled(job: Job) -> dict:
     c = launch.config
     reads = f"{launch.constants.get('VECTOR', 1)} x {dtype}"
     config = f"{c.BN} x {c.BC} x {c.BK}, {c.num_warps} warps, {reads}, {precision}"
-    kernel = name.replace(name.partition(",")[0], launch.kernel.__name__.removesuffix("_kernel"))
+    stage = launch.kernel.__name__.removesuffix("_kernel").rpartition("_")[2]
+    kernel = f"{name} ({stage})" if stage == "pull" else name
     return {"kernel": kernel, "config": config, "target": target, **ahead.resources(launch, target)}
 
 

@@ -1,7 +1,8 @@
 """Compile kernels for GPUs that are not here, and read what the machine code needs.
 
 An op is called on small tensors with its launches caught: what would have been launched, with the
-same types, constants and config, is compiled for the target instead.
+same types, constants and config, is compiled for the target instead. (At run time Triton may also
+learn that an integer is a multiple of 16.)
 """
 
 import re
@@ -59,7 +60,7 @@ def caught(call: Callable[[], object]) -> list[Launch]:
         launches.append(Launch(kernel, config, types, fixed))
 
     def every_config(name, given, layers, configs, run):
-        results = [run(one) for one in tiles.fitting(configs, layers, given["n_classes"])]
+        results = [run(one) for one in tiles.fitting(configs, given, layers)]
         return results[0]
 
     with mock.patch.multiple(tiles, launch=catch, tuned=every_config):
@@ -72,7 +73,7 @@ def _type(value, name: str) -> str:
         return _POINTER[value.dtype]
     if name.isupper() or value is None or value == 1:  # which Triton also compiles in
         return "constexpr"
-    return "fp32" if isinstance(value, float) else "i64" if name == "n" else "i32"
+    return "i32"
 
 
 def with_config(launch: Launch, config: Config) -> Launch:
@@ -90,7 +91,9 @@ def compiled(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
     pointers = (at for at, name in enumerate(names) if launch.signature[name].startswith("*"))
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
     source = ASTSource(launch.kernel, launch.signature, launch.constants, aligned)
-    options = {"num_warps": launch.config.num_warps, "num_stages": launch.config.num_stages}
+    options = launch.config.options
+    if target.startswith("gfx"):
+        options.pop("maxnreg", None)
     return triton.compile(source, target=TARGETS[target], options=options)
 
 

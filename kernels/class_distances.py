@@ -3,11 +3,13 @@
     z = R (h - center), m = R (mu - center):  dist2 = || z - m_c ||^2
     u = 2 sum_c g_c (z - m_c),  dh = u R
 
-A node is whitened once for a block of classes, by the lower half of R alone where R is triangular.
-The differences are squared as they are: the expanded form |z|^2 - 2 <z, m> + |m|^2 would lose the
-digits of a small distance between large vectors. The gradient takes two launches, with u between
-them: one program that makes both products spills, and a single product by K^-1 = R^T R loses
-digits where K is ill-conditioned.
+What nodes and means have in common is taken off before R multiplies: the centre stands for all
+means, since R (h - mu_c) itself would cost a product by R for each class. A node is whitened anew
+for every block of classes, by the lower half of R alone where R is triangular. The differences are
+squared as they are: the expanded form |z|^2 - 2 <z, m> + |m|^2 would lose the digits of a small
+distance between large vectors. The gradient takes two launches, with u between them: one program
+that makes both products spills, and a single product by K^-1 = R^T R loses digits where K is
+ill-conditioned.
 """
 
 import torch
@@ -22,6 +24,7 @@ from .tiles import (
     Config,
     addresses,
     arithmetic,
+    check,
     matrix,
     own_fields,
     picked_count,
@@ -151,7 +154,7 @@ def class_distances_pull_kernel(
             c = first + tl.arange(0, BC)
             seen = tl.load(valid + c, mask=c < n_classes, other=0) != 0
             g = tl.load(
-                g_rows + c[None, :] * grad_stride_c,
+                g_rows + c.to(tl.int64)[None, :] * grad_stride_c,
                 mask=here[:, None] & seen[None, :],
                 other=0.0,
             ).to(ACC)
@@ -215,6 +218,7 @@ def class_distances(
     index: list[Tensor | None],
 ) -> Tensor:
     """dist2 [L, n, C]; see `reference.class_distances`."""
+    check(layers, index, valid=valid)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
@@ -223,7 +227,7 @@ def class_distances(
     ]
     given = {
         "layers": table(rows, valid.device),
-        "valid": valid.contiguous(),
+        "valid": valid,
         "n": n,
         "n_classes": n_classes,
     }
@@ -247,9 +251,10 @@ def class_distances_backward(
     index: list[Tensor | None],
 ) -> list[Tensor]:
     """The gradient to every layer; see `reference.class_distances_backward`."""
+    check(layers, index, valid=valid)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
-    given = {"grad": grad, "valid": valid.contiguous(), "n": n, "n_classes": n_classes}
+    given = {"grad": grad, "valid": valid, "n": n, "n_classes": n_classes}
     strides = "grad_stride_l", "grad_stride_n", "grad_stride_c"
     given |= dict(zip(strides, grad.stride(), strict=True)) | arithmetic(layers, means)
     product = {name: given[name] for name in ("n", "ACC", "PRECISION")}

@@ -17,6 +17,7 @@ from .tiles import (
     Config,
     addresses,
     arithmetic,
+    check,
     class_numbers,
     matrix,
     own_fields,
@@ -161,8 +162,8 @@ def select_layer_kernel(
             a = tile_logits(
                 x_rows, step, width, row, c, n_classes, inside, ACC, PRECISION, BN, BC, BK
             )
-            own += tl.sum(a * 0.0, axis=1)  # NaN, here and below, if one is not finite
             seen = tl.load(valid + c, mask=c < n_classes, other=0) != 0
+            own += tl.sum(0.0 * tl.where(seen[None, :], a, 0.0), axis=1)  # NaN if not finite
             a = tl.where(seen[None, :], a / t, float("-inf"))
             most, place = tl.max(a, axis=1, return_indices=True)
             if GUIDED:
@@ -219,6 +220,7 @@ def select_layer(
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(layer, class, score) of each picked row; see `reference.select_layer`."""
+    check(layers, index, valid=valid, temperature=temperature, labels=labels)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
     rows = [
@@ -226,8 +228,7 @@ def select_layer(
         for h, picked, known, factor in zip(layers, index, constants, factors, strict=True)
     ]
     given = {"layers": table(rows, valid.device), "n_layers": len(layers), "n": n}
-    given |= {"valid": valid.contiguous(), "n_classes": n_classes}
-    given |= {"temperature": temperature.contiguous()}
+    given |= {"valid": valid, "n_classes": n_classes, "temperature": temperature}
     given |= {"labels": labels, "GUIDED": labels is not None, "RULE": rule}
     given |= arithmetic(layers, means)
 

@@ -8,7 +8,8 @@ nodes that selected it, which lie together after a sort. No logits are written u
 asked for: a tile's stay in registers, or are made again for each block of many classes.
 
 Several programs share a layer; each adds dW and db of its tiles up in a slot of its own, and the
-slots are summed at the end, so that no sum depends on which program was faster.
+slots are summed at the end, so that these sums do not depend on which program was faster. dh of a
+row that is picked three times or more does, in its last bits.
 """
 
 import torch
@@ -21,6 +22,7 @@ from .tiles import (
     DTYPES,
     Config,
     arithmetic,
+    check,
     class_numbers,
     matrix,
     number,
@@ -258,16 +260,15 @@ class _Gradients:
         parts = self.to_rows, self.to_weights, self.to_biases
         return [part[depth].data_ptr() for part in parts]
 
-    def narrowed(
-        self, of_layers: torch.dtype, of_decoders: torch.dtype
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """In the dtypes of what they are gradients to."""
-        to_rows = [out.to(of_layers) for out in self.to_rows]
+    def summed(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The slots added up, in the dtype of the decoders; to rows in that or in float32, since
+        the loss may yet be scaled to save small ones from a narrow dtype."""
         slots = self.to_weights, self.to_biases
-        return to_rows, *([each.sum(0).to(of_decoders) for each in part] for part in slots)
+        return self.to_rows, *([each.sum(0).to(dtype) for each in part] for part in slots)
 
 
 def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits):
+    check(layers, index, layer=layer, labels=labels)
     n, n_classes, learning = picked_count(layers, index), len(weights[0]), bool(wanted)
     weights, biases = ([each.contiguous() for each in part] for part in (weights, biases))
     wanted = wanted or [False] * len(layers)
@@ -293,7 +294,7 @@ def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wan
         outputs |= {"ONE_BLOCK": one_block, "ADD": add}
         grid = programs, len(layers)
         tiles.launch(selected_cross_entropy_kernel, grid, config, **given, **outputs)
-        found = grads.narrowed(layers[0].dtype, weights[0].dtype) if learning else ([], [], [])
+        found = grads.summed(weights[0].dtype) if learning else ([], [], [])
         return loss.sum().to(weights[0].dtype), logits, *found
 
     configs = CONFIGS if learning else LOGITS_CONFIGS

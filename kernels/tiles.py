@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -93,9 +92,18 @@ class Config:
     num_warps: int
     num_stages: int = 1
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the compiler. Left alone, NVIDIA's spills a few registers to fit one more block."""
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if torch.version.hip else options | {"maxnreg": 255}
+
     def within(self, width: int, n_classes: int) -> "Config":
         """A tile no larger than these padded sizes."""
         return replace(self, BC=min(self.BC, n_classes), BK=min(self.BK, width))
+
+
+FLOAT64 = Config(32, 16, 16, 8)
 
 
 def tile_of(kernel: triton.JITFunction, config: Config) -> dict[str, int]:
@@ -106,9 +114,8 @@ def tile_of(kernel: triton.JITFunction, config: Config) -> dict[str, int]:
 
 def launch(kernel: triton.JITFunction, grid: tuple[int, ...], config: Config, **arguments) -> None:
     """Run a kernel, if there is anything to do; the only place that does."""
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     if all(grid):
-        kernel[grid](**arguments, **tile_of(kernel, config), **options)
+        kernel[grid](**arguments, **tile_of(kernel, config), **config.options)
 
 
 def padded(size: int, least: int = 16) -> int:
@@ -137,16 +144,28 @@ def vector(layers: Sequence[Tensor]) -> int:
 
 
 def table(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """The rows on the device. Layers of a training step come back to the same addresses, so it is
-    seldom copied anew; a copy belongs to the stream on which it was made."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _table(tuple(map(tuple, rows)), device, stream)
-
-
-@lru_cache(maxsize=256)
-def _table(rows: tuple, device: torch.device, stream: int) -> Tensor:
+    """The rows on the device, without waiting for it."""
     on_host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
+
+
+def check(layers: list[Tensor], index: list[Tensor | None], **vectors: Tensor | None) -> None:
+    """What kernels read by address is where they look: on one device, numbers in 64 bits, vectors
+    without gaps. What the numbers point to is looked at by the kernels."""
+    device = layers[0].device
+    numbers = {f"the index of layer {depth}": each for depth, each in enumerate(index)}
+    numbers |= {name: vectors[name] for name in ("labels", "layer") if name in vectors}
+    for name, value in numbers.items():
+        if value is not None and (value.dtype, value.dim()) != (torch.int64, 1):
+            raise ValueError(
+                f"{name} is {value.dtype} of shape {tuple(value.shape)}; pass int64 [n]"
+            )
+    every = {f"layer {depth}": h for depth, h in enumerate(layers)} | numbers | vectors
+    for name, value in every.items():
+        if value is not None and value.device != device:
+            raise ValueError(f"{name} is on {value.device}, layer 0 on {device}")
+        if value is not None and value.dim() == 1 and not value.is_contiguous():
+            raise ValueError(f"{name} has gaps; pass {name.split()[-1]}.contiguous()")
 
 
 def addresses(constants: dict[str, Tensor], names: Sequence[str]) -> list[int]:
@@ -176,16 +195,20 @@ def precision() -> str:
     wish = os.environ.get("METSELECT_PRECISION", "ieee")
     if wish not in PRECISIONS:
         raise ValueError(f"METSELECT_PRECISION is {wish!r}; use {', '.join(PRECISIONS)}")
+    if wish == "tf32x3" and torch.version.hip:
+        raise ValueError("METSELECT_PRECISION=tf32x3 is for NVIDIA's GPUs; use ieee or tf32")
     return wish
 
 
 _fastest: dict[Hashable, Config] = {}
 
 
-def fitting(configs: Sequence[Config], layers: list[Tensor], n_classes: int) -> list[Config]:
-    """The configs cut to the problem, each once."""
+def fitting(configs: Sequence[Config], given: dict, layers: list[Tensor]) -> list[Config]:
+    """The configs cut to the problem, each once; for float64, a tile that fits its registers."""
+    if given["ACC"] == tl.float64:
+        configs = (FLOAT64,)
     width = padded(max(h.shape[1] for h in layers))
-    return list(dict.fromkeys(each.within(width, padded(n_classes)) for each in configs))
+    return list(dict.fromkeys(each.within(width, padded(given["n_classes"])) for each in configs))
 
 
 def tuned(
@@ -197,21 +220,30 @@ def tuned(
 ) -> Result:
     """`run` with the fastest of the configs, which is measured once for every kind of input.
 
-    `run` makes its own outputs, so measuring changes nothing. The first config serves where
-    nothing can be measured: on a CPU, and while a CUDA graph is captured.
+    `run` makes its own outputs, so measuring changes nothing but time. METSELECT_TUNE=0 takes the
+    first config always: sums then have the same bits in every process.
     """
     with torch.cuda.device_of(layers[0]):
-        return run(_choice(name, given, layers, fitting(configs, layers, given["n_classes"]), run))
+        return run(_choice(name, given, layers, fitting(configs, given, layers), run))
 
 
 def _choice(name, given, layers, choices, run) -> Config:
     device = layers[0].device
-    if len(choices) == 1 or device.type == "cpu" or torch.cuda.is_current_stream_capturing():
-        return choices[0]
-    sizes = (padded(size) for size in (*(h.shape[1] for h in layers), given["n_classes"]))
+    sizes = (
+        padded(size) for size in (*(h.shape[1] for h in layers), given["n_classes"], given["n"])
+    )
     constants = (value for key, value in given.items() if key.isupper())
     kind = name, device, *sizes, *constants
-    if kind not in _fastest:
-        times = [triton.testing.do_bench(lambda c=c: run(c), warmup=5, rep=20) for c in choices]
-        _fastest[kind] = choices[times.index(min(times))]
+    if kind in _fastest:
+        return _fastest[kind]
+    tunes = os.environ.get("METSELECT_TUNE", "1") != "0" and given["n"] > 0
+    if len(choices) == 1 or not tunes or not _can_measure(device):
+        return choices[0]
+    times = [triton.testing.do_bench(lambda c=c: run(c), warmup=5, rep=20) for c in choices]
+    _fastest[kind] = choices[times.index(min(times))]
     return _fastest[kind]
+
+
+def _can_measure(device: torch.device) -> bool:
+    """Not on a CPU, and not while a CUDA graph is captured."""
+    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()

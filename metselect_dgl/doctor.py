@@ -61,8 +61,9 @@ def _extension() -> tuple[str, ...]:
     threads = f"threads: {import_module('torch').get_num_threads()}"
     plain = f"the pure PyTorch reference serves, {threads}"
     if wish in ("reference", "triton"):
-        built = fault or "built"
-        return "off", f"{built}; METSELECT_BACKEND={wish}: {plain}", "unset METSELECT_BACKEND"
+        instead = plain if wish == "reference" else "not used"
+        detail = f"{fault or 'built'}; METSELECT_BACKEND={wish}: {instead}"
+        return "off", detail, "unset METSELECT_BACKEND"
     if fault:
         return status, f"{fault}; {plain} (METSELECT_BACKEND=native would raise)"
     return "ok", f"built and serving, {threads}, from {import_module('metselect_dgl._C').__file__}"
@@ -82,13 +83,17 @@ def _fault(wish: str) -> tuple[str, str]:
     return "ok", ""
 
 
-def _triton() -> tuple[str, str]:
+def _triton() -> tuple[str, ...]:
     # Not imported: the first import fixes for the whole process whether kernels are interpreted.
+    wish, interpreted = os.environ.get("METSELECT_BACKEND"), os.environ.get("TRITON_INTERPRET")
     if find_spec("triton") is None:
-        return "off", "not installed; its kernels are not used"
+        return "bad" if wish == "triton" else "off", "not installed; its kernels are not used"
     version = metadata.version("triton")
-    if import_module("torch").cuda.is_available():
-        return "ok", f"{version}, serves the GPU"
+    if import_module("torch").cuda.is_available() or (interpreted == "1" and wish == "triton"):
+        return "ok", version
+    if wish == "triton":
+        detail = f"{version}, but METSELECT_BACKEND=triton and no GPU is seen, so the ops raise"
+        return "bad", detail, "unset METSELECT_BACKEND, or set TRITON_INTERPRET=1 to try kernels"
     return "ok", f"{version}; no GPU is seen, so only tests use it"
 
 
@@ -206,21 +211,26 @@ def served() -> str:
         cpu, cuda = (ops.serving(name, device) for device in devices)
         lines.append(f"{name:<{width}}  {cpu:<9}  {cuda}")
     for device in devices:
-        for engine, reason in ops.not_serving(device).items():
-            lines.append(f"not {engine} on {device}: {reason}")
+        absent = ops.not_serving(device)
+        for engine in ("native", "triton"):
+            without = [name for name in ops.OPS if not ops.has(engine, name, device)]
+            if engine in absent:
+                lines.append(f"not {engine} on {device}: {absent[engine]}")
+            elif without:
+                lines.append(f"not {engine} on {device}: it has no {', '.join(without)}")
     lines.append(f"METSELECT_BACKEND chooses: {', '.join(BACKENDS)}")
     return "\n".join(lines)
 
 
-def report(data_dir: str | os.PathLike | None = None) -> str:
+def report(rows: list[Check]) -> str:
     """What works, and who serves the ops."""
-    return f"{table(checks(data_dir))}\n\n{served()}"
+    return f"{table(rows)}\n\n{served()}"
 
 
 def main(data_dir: str | os.PathLike | None = None) -> int:
     """Print the report; return the exit status."""
     rows = checks(data_dir)
-    print(f"{table(rows)}\n\n{served()}")
+    print(report(rows))
     return exit_status(rows)
 
 

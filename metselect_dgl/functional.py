@@ -46,11 +46,10 @@ def _indices(index: Index, layers: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def _of_one_dtype(layers: Sequence[Tensor]) -> list[Tensor]:
-    """The layers in the widest of their dtypes; under autocast these may differ."""
-    dtypes = {h.dtype for h in layers}
-    if len(dtypes) == 1:
-        return list(layers)
-    widest = reduce(torch.promote_types, dtypes)
+    """The layers in the widest of their dtypes, which under autocast may differ; on a CPU, where
+    nothing computes in half, in float32 at least."""
+    least = {torch.float32} if layers[0].device.type == "cpu" else set()
+    widest = reduce(torch.promote_types, least | {h.dtype for h in layers})
     return [h.to(widest) for h in layers]
 
 

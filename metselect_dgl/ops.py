@@ -9,6 +9,7 @@ every result but a gradient to a layer is in the dtype of the constants.
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -88,6 +89,8 @@ def _register_triton() -> dict[str, str]:
         "cpu": "" if interpreted and _WISH == "triton" else "only interpreted, for tests",
         "cuda": "" if torch.version.cuda or torch.version.hip else "torch is built without CUDA",
     }
+    if interpreted:
+        absent["cuda"] = absent["cuda"] or "TRITON_INTERPRET=1 reads no GPU's memory"
     absent = {device: everywhere or reason for device, reason in absent.items()}
     for device in (device for device, reason in absent.items() if not reason):
         for name in _TRITON_OPS:
@@ -96,8 +99,24 @@ def _register_triton() -> dict[str, str]:
 
 
 def _first_use(name: str) -> Callable:
-    """The Triton kernel of that name; it is imported when it is called."""
-    return lambda *inputs: getattr(import_module("metselect_dgl.kernels"), name)(*inputs)
+    """The Triton kernel of that name, which is imported when it is called; on a GPU that Triton
+    does not know any more, the reference."""
+
+    def serve(*inputs):
+        if _too_old():
+            return getattr(reference, name)(*inputs)
+        return getattr(import_module("metselect_dgl.kernels"), name)(*inputs)
+
+    return serve
+
+
+@lru_cache
+def _too_old() -> str:
+    """Why Triton cannot serve the GPU that is seen, if there is one and it cannot."""
+    if torch.version.hip or not torch.cuda.is_available():
+        return ""
+    major, minor = torch.cuda.get_device_capability()
+    return "" if major >= 8 else f"the GPU has compute capability {major}.{minor}, Triton needs 8.0"
 
 
 def _insist() -> None:
@@ -107,9 +126,11 @@ def _insist() -> None:
             f"METSELECT_BACKEND=native, but {_NATIVE_ABSENT}; build it with "
             "`pip install --no-build-isolation --no-deps -e .`"
         )
-    seen = not _TRITON_ABSENT["cuda"] and torch.cuda.is_available()
-    if _WISH == "triton" and _TRITON_ABSENT["cpu"] and not seen:
-        reason = _TRITON_ABSENT["cuda"] or "no GPU is seen"
+    if _WISH == "triton" and _TRITON_ABSENT["cpu"]:
+        unseen = "" if torch.cuda.is_available() else "no GPU is seen"
+        reason = _TRITON_ABSENT["cuda"] or unseen or _too_old()
+        if not reason:
+            return
         raise ImportError(
             f"METSELECT_BACKEND=triton, but {reason}; TRITON_INTERPRET=1 runs its kernels on a "
             "CPU, slowly"
@@ -129,14 +150,25 @@ def serving(name: str, device: str) -> str:
     """Which engine serves the op there: native, triton or reference."""
     if not compiled(name, torch.device(device)):
         return "reference"
-    return "triton" if name in _TRITON_OPS and not _TRITON_ABSENT[device] else "native"
+    if name not in _TRITON_OPS or _TRITON_ABSENT[device]:
+        return "native"
+    return "reference" if device == "cuda" and _too_old() else "triton"
+
+
+def has(engine: str, name: str, device: str) -> bool:
+    """Whether that engine, where it serves at all, has the op for the device."""
+    if engine == "triton":
+        return name in _TRITON_OPS
+    return device == "cpu" or name == "moments"
 
 
 def not_serving(device: str) -> dict[str, str]:
     """The engines that serve no op there, and why."""
     absent = {"native": _NATIVE_ABSENT, "triton": _TRITON_ABSENT[device]}
-    if device == "cuda" and not absent["native"] and not compiled("moments", torch.device(device)):
-        absent["native"] = "the extension is built without CUDA"
+    if device == "cuda":
+        absent["triton"] = absent["triton"] or _too_old()
+        if not absent["native"] and not compiled("moments", torch.device(device)):
+            absent["native"] = "the extension is built without CUDA"
     return {engine: reason for engine, reason in absent.items() if reason}
 
 
@@ -206,8 +238,9 @@ def _selected_cross_entropy_fake(
     loss = logits.new_empty(())
     if not wanted:
         return loss, logits, [], [], []
-    pairs = zip(_like(layers), wanted, strict=True)
-    to_layers = [grad if want else grad.new_empty(0) for grad, want in pairs]
+    wide = torch.promote_types(loss.dtype, torch.float32)
+    pairs = zip(layers, wanted, strict=True)
+    to_layers = [loss.new_empty(h.shape if want else 0, dtype=wide) for h, want in pairs]
     return loss, logits, to_layers, _like(weights), _like(biases)
 
 
@@ -322,7 +355,8 @@ def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
         pairs = zip(grads, more, strict=True)
         grads = [[g + m if len(g) else g for g, m in zip(*pair, strict=True)] for pair in pairs]
     to_layers, to_weights, to_biases = grads
-    to_layers = [g if want else None for g, want in zip(to_layers, ctx.wanted, strict=True)]
+    every = zip(to_layers, layers, ctx.wanted, strict=True)
+    to_layers = [g.to(h.dtype) if want else None for g, h, want in every]
     return to_layers, to_weights, to_biases, None, None, _constant(index), None, None, None
 
 

@@ -70,9 +70,8 @@ def _rows(h: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _scatter(rows: Tensor, index: Tensor | None, h: Tensor) -> Tensor:
-    """The gradient of `_rows`."""
-    every = rows if index is None else rows.new_zeros(h.shape).index_add_(0, index, rows)
-    return every.to(h.dtype)
+    """The gradient of `_rows`, in the dtype of the rows."""
+    return rows if index is None else rows.new_zeros(h.shape).index_add_(0, index, rows)
 
 
 def _center(mean: Tensor, valid: Tensor) -> Tensor:
@@ -120,7 +119,8 @@ def class_distances_backward(
     for g, h, mean, factor, picked in zip(grad, layers, means, factors, index, strict=True):
         g = g.masked_fill(~valid, 0)
         z, m = _whitened(h, mean, factor, valid, picked)
-        grads.append(_scatter(2 * (g.sum(1, keepdim=True) * z - g @ m) @ factor, picked, h))
+        rows = 2 * (g.sum(1, keepdim=True) * z - g @ m) @ factor
+        grads.append(_scatter(rows, picked, h).to(h.dtype))
     return grads
 
 
@@ -217,7 +217,7 @@ def selected_logits_backward(
     to_layers, to_weights, to_biases = [], [], []
     for depth, (h, weight) in enumerate(zip(layers, weights, strict=True)):
         g = grad * (layer == depth).unsqueeze(1)
-        to_layers.append(_scatter(g @ weight, index[depth], h))
+        to_layers.append(_scatter(g @ weight, index[depth], h).to(h.dtype))
         to_weights.append(g.T @ _rows(h, index[depth], g.dtype))
         to_biases.append(g.sum(0))
     return to_layers, to_weights, to_biases
@@ -239,7 +239,8 @@ def selected_cross_entropy(
     The loss is the mean cross entropy of the selected decoders (Eq. 6), plus deep_supervision
     times the mean over layers of the cross entropy of that layer's decoder. `wanted` says of every
     layer whether its gradient is wanted, or is empty where none is at all; the logits are of no
-    row unless they are to be kept.
+    row unless they are to be kept. A gradient to a layer is float32 at least: the loss may yet be
+    scaled, to save small ones from a narrow dtype.
 
     With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot).
     """
@@ -256,9 +257,10 @@ def selected_cross_entropy(
         loss = loss + (k * F.cross_entropy(a, labels, reduction="none")).sum()
         if wanted:
             slope = k.unsqueeze(1) * (a.softmax(1) - onehot)
-            to_layer = (
-                _scatter(slope @ weight, index[depth], h) if wanted[depth] else h.new_empty(0)
-            )
+            to_layer = slope.new_empty(0)
+            if wanted[depth]:
+                to_layer = _scatter(slope @ weight, index[depth], h)
+            to_layer = to_layer.to(torch.promote_types(slope.dtype, torch.float32))
             for out, grad in zip(grads, (to_layer, slope.T @ rows, slope.sum(0)), strict=True):
                 out.append(grad)
     return loss if len(labels) else loss / 0, logits, *grads

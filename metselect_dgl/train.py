@@ -18,7 +18,7 @@ from .config import Config
 from .data import NodeDataset, Split, load_dataset
 from .evaluate import accuracy, layer_report, scores
 from .files import write_atomic
-from .nn import LayerSelect, Selection
+from .nn import LayerSelect, Selection, without_logits
 
 
 @dataclass
@@ -113,7 +113,6 @@ class _Loop:
                     f"split {config.split} of {data.name} has no labelled node for {part}"
                 )
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
-        self.model.head.keep_logits = False
         self.optimizer = torch.optim.Adam(
             [p for p in self.model.parameters() if p.requires_grad],
             lr=config.lr,
@@ -134,7 +133,8 @@ class _Loop:
         """One step on the training nodes and one look at the validation nodes."""
         start, data, state = time.perf_counter(), self.data, self.state
         self.model.train()
-        loss = self.model(data.graph, data.feat, data.labels, self.split.train).loss
+        with without_logits(self.model):
+            loss = self.model(data.graph, data.feat, data.labels, self.split.train).loss
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -66,7 +66,7 @@ def test_missing_module(monkeypatch, module, name, status, code):
         ("reference", False, "off", "not built; METSELECT_BACKEND=reference: the pure PyTorch"),
         ("auto", False, "off", "not built; the pure PyTorch reference serves, threads: 1 (METS"),
         ("native", False, "bad", "not built; METSELECT_BACKEND=native insists on it, so the ops"),
-        ("triton", True, "off", "built; METSELECT_BACKEND=triton: the pure PyTorch reference"),
+        ("triton", True, "off", "built; METSELECT_BACKEND=triton: not used"),
         ("gpu", True, "bad", "METSELECT_BACKEND is 'gpu'"),
     ],
 )
@@ -164,7 +164,28 @@ def test_table_is_aligned():
 
 
 def test_report_begins_with_the_table():
-    assert doctor.report().splitlines()[0].startswith("python     ok   3.11")
+    lines = doctor.report(doctor.checks()).splitlines()
+    assert lines[0].startswith("python     ok   3.11")
+    assert lines[-1] == f"METSELECT_BACKEND chooses: {', '.join(ops.BACKENDS)}"
+
+
+@pytest.mark.parametrize(
+    ("wish", "interpreted", "status"),
+    [("auto", "0", "ok"), ("triton", "1", "ok"), ("triton", "0", "bad")],
+)
+def test_triton(monkeypatch, wish, interpreted, status):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setenv("METSELECT_BACKEND", wish)
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    assert row("triton").status == status
+
+
+def test_what_an_engine_lacks_is_said(monkeypatch):
+    monkeypatch.setattr(ops, "not_serving", lambda device: {})
+    lines = doctor.served().splitlines()
+    assert any(line.startswith("not triton on cuda: it has no moments, white") for line in lines)
+    assert any(line.startswith("not native on cuda: it has no whitening, ") for line in lines)
+    assert not any(line.startswith("not native on cpu") for line in lines)
 
 
 def said(**variables: str) -> list[str]:

@@ -10,7 +10,17 @@ import torch.nn.functional as F
 from dgl.dataloading import DataLoader, NeighborSampler
 
 from metselect_dgl import functional as MF
-from metselect_dgl.nn import GAT, GCN, GIN, MetSelect, MetSelectHead, MetSelectMax
+from metselect_dgl.nn import (
+    GAT,
+    GCN,
+    GIN,
+    FinalSelect,
+    JKNetMetSelect,
+    MetSelect,
+    MetSelectHead,
+    MetSelectMax,
+    without_logits,
+)
 from metselect_dgl.testing import make_case
 
 
@@ -302,6 +312,27 @@ class TestModel:
         graph = dgl.graph(([], []), num_nodes=12)
         model(graph, torch.randn(12, 32), torch.arange(12) % 5).loss.backward()
         assert model.eval()(graph, torch.randn(12, 32)).logits.shape == (12, 5)
+
+    @pytest.mark.parametrize("model", [MetSelect, FinalSelect, JKNetMetSelect])
+    def test_without_logits(self, small, model):
+        """The same loss, no logits; outside and in evaluation they are there."""
+        torch.manual_seed(0)
+        model = model(GCN(32, 8, num_layers=2, self_loop=True), 5)
+        inputs = small.graph, small.feat, small.labels, small.split(0).train
+        with_logits = model(*inputs)
+        with without_logits(model):
+            out = model(*inputs)
+            assert model.eval()(*inputs).logits is not None
+        assert out.logits is None
+        torch.testing.assert_close(out.loss, with_logits.loss)
+        assert model.train()(*inputs).logits.shape == with_logits.logits.shape
+
+    def test_score_needs_logits_or_a_choice(self, small):
+        model = FinalSelect(GCN(32, 8, num_layers=1, self_loop=True), 5)
+        with without_logits(model):
+            out = model(small.graph, small.feat, small.labels, small.split(0).train)
+        with pytest.raises(RuntimeError, match="no logits were kept"):
+            _ = out.score
 
     @pytest.mark.parametrize("loss", ["ce", "distance", "posterior"])
     def test_two_forwards_before_one_backward(self, small, loss):

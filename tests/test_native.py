@@ -144,8 +144,9 @@ class TestAgainstTheReference:
             for a, b, c in zip(*every, strict=True):
                 assert_close(a, b, c)
 
+    @pytest.mark.parametrize("keep", [True, False], ids=["logits", "no-logits"])
     @pytest.mark.parametrize("deep", [0.0, 0.5])
-    def test_selected_cross_entropy(self, deep):
+    def test_selected_cross_entropy(self, deep, keep):
         decoders = self.case.layers, self.case.weights, self.case.biases, self.choice()
         results = self.both(
             "selected_cross_entropy",
@@ -154,7 +155,7 @@ class TestAgainstTheReference:
             self.index,
             deep,
             [True, False, True],
-            True,
+            keep,
         )
         ours, exact, plain = (
             [loss, logits, *(g for part in grads for g in part)] for loss, logits, *grads in results

@@ -60,6 +60,13 @@ def arguments(name: str, picked: int | None) -> tuple:
     }[name]
 
 
+def test_opcheck_without_logits():
+    *inputs, _ = arguments("selected_cross_entropy", 9)
+    operator = torch.ops.metselect.selected_cross_entropy.default
+    result = torch.library.opcheck(operator, (*inputs, False), test_utils=CHECKS)
+    assert set(result.values()) == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("picked", [None, 9], ids=["all", "picked"])
 @pytest.mark.parametrize("name", ops.OPS)
 def test_opcheck(name, picked):

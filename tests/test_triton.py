@@ -20,26 +20,41 @@ def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True)
 
 
+OPS = ["test_class_distances.py", "test_select_layer.py", "test_selected_cross_entropy.py"]
+# Many examples of what the kernels' own tests cover would take minutes.
+INTERPRETED = {
+    "kernels": ["kernels"],
+    "ops": [*OPS, "-k", "not invariance and not scale and not (gradcheck and all)"],
+}
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """All of them at once: each takes a minute of one core."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "METSELECT_BACKEND": "triton"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    running = {
+        name: subprocess.Popen(
+            [*command, *arguments],
+            cwd=HERE,
+            env=environment | {"PYTHONPATH": str(HERE.parent)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, arguments in INTERPRETED.items()
+    }
+    yield running
+    for process in running.values():
+        process.kill()
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "files",
-    [
-        ["kernels"],
-        ["test_class_distances.py", "test_select_layer.py", "test_selected_cross_entropy.py"],
-    ],
-    ids=["kernels", "ops"],
-)
-def test_interpreted(files):
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted(interpreted, name):
     """The kernels' own tests, and those of the ops with the kernels on the CPU's dispatch key."""
-    slow = "not invariance and not scale and not (gradcheck and all)"
-    files = [str(HERE / name) for name in files]
-    done = python(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", slow, *files),
-        TRITON_INTERPRET="1",
-        METSELECT_BACKEND="triton",
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
+    said, _ = interpreted[name].communicate()
+    assert interpreted[name].returncode == 0, said[-3000:]
+    assert int(re.search(r"(\d+) passed", said)[1]) > 20
 
 
 class TestAheadOfTime:
@@ -47,11 +62,13 @@ class TestAheadOfTime:
 
     @pytest.fixture(scope="class")
     def found(self):
-        """Every config of every kernel for every target at one width, and for two GPUs where the
-        width allows no wide reads; `make kernel-report` compiles the rest."""
+        """Every config of every kernel for every target; for one, also where the width allows no
+        wide reads, and in other precisions and dtypes. `make kernel-report` compiles the rest."""
         from benchmarks.kernel_report import TARGETS, jobs, rows
 
-        return rows([*jobs([64], TARGETS), *jobs([37], ["sm_80", "sm_90"])])
+        others = jobs([64], ["sm_80"], ["bfloat16", "float64"])
+        precise = jobs([64], ["sm_80"], precisions=["tf32", "tf32x3"])
+        return rows([*jobs([64], TARGETS), *jobs([37], ["sm_80"]), *others, *precise])
 
     @pytest.mark.timeout(900)
     def test_nothing_spills(self, found):
@@ -61,8 +78,27 @@ class TestAheadOfTime:
         from benchmarks.kernel_report import TARGETS
 
         assert {row["target"] for row in found} == set(TARGETS)
-        assert len({row["kernel"] for row in found}) == 8
+        assert len({row["kernel"] for row in found}) == 11
         assert all(row["registers"] > 0 for row in found)
+
+    @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+    def test_precision_reaches_the_products(self, monkeypatch, precision):
+        from benchmarks.kernel_report import calls
+        from metselect_dgl.kernels import ahead
+
+        monkeypatch.setenv("METSELECT_PRECISION", precision)
+        for dtype, expected in (("float32", precision), ("float64", "ieee")):
+            for call in calls(16, dtype).values():
+                for launch in ahead.caught(call):
+                    assert launch.constants["PRECISION"] == expected
+
+    def test_slots_are_behind_a_barrier(self):
+        """The interpreter has one thread, and would not miss it."""
+        from benchmarks.kernel_report import calls
+        from metselect_dgl.kernels import ahead
+
+        launch, *_ = ahead.caught(calls(16)["selected_cross_entropy"])
+        assert "barrier" in ahead.compiled(launch, "sm_90").asm["ttir"]
 
     def test_one_of_everything(self):
         """Triton compiles arguments that are 1 in."""
@@ -119,3 +155,40 @@ def test_kernels_serve_a_torch_with_cuda():
     done = python("-c", code, METSELECT_BACKEND="auto")
     assert done.stdout.startswith("triton reference {'native':"), done.stderr
     assert done.stdout.endswith(" False\n"), "imported before its first use"
+
+
+def test_the_fastest_config_is_taken_and_remembered(monkeypatch):
+    """Measuring and the device are made up."""
+    import torch
+
+    from metselect_dgl.kernels import tiles
+
+    slow, fast = tiles.Config(32, 16, 16, 8), tiles.Config(64, 16, 16, 8)
+    given = {"n": 5, "n_classes": 3, "ACC": tiles.tl.float32}
+    ran, measured = [], []
+
+    def do_bench(run, **_):
+        run()
+        measured.append(ran[-1])
+        return 2.0 if ran[-1] == slow else 1.0
+
+    monkeypatch.setattr(tiles, "_fastest", {})
+    monkeypatch.setattr(tiles.triton.testing, "do_bench", do_bench)
+    layers = [torch.zeros(5, 4)]
+
+    def run(config):
+        ran.append(config)
+        return config
+
+    assert tiles.tuned("op", given, layers, (slow, fast), run) == slow, "nothing to measure with"
+    monkeypatch.setattr(tiles, "_can_measure", lambda device: True)
+    monkeypatch.setenv("METSELECT_TUNE", "0")
+    assert tiles.tuned("op", given, layers, (slow, fast), run) == slow
+    monkeypatch.delenv("METSELECT_TUNE")
+    assert tiles.tuned("op", given | {"n": 0}, layers, (slow, fast), run) == slow
+    assert measured == []
+    for _ in range(2):
+        assert tiles.tuned("op", given, layers, (slow, fast), run) == fast
+    assert measured == [slow, fast]
+    monkeypatch.setattr(tiles, "_can_measure", lambda device: False)  # as in a graph's capture
+    assert tiles.tuned("op", given, layers, (slow, fast), run) == fast

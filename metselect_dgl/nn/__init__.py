@@ -13,7 +13,7 @@ from .alternatives import (
 )
 from .backbone import Backbone
 from .backbones import GAT, GCN, GIN
-from .heads import LayerHead, Selection
+from .heads import LayerHead, Selection, without_logits
 from .losses import distance_loss, posterior_loss
 from .model import LayerSelect, MetSelect
 from .ndls import GivenHead, NDLSelect
@@ -44,4 +44,5 @@ __all__ = [
     "Selection",
     "distance_loss",
     "posterior_loss",
+    "without_logits",
 ]

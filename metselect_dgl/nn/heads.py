@@ -1,6 +1,7 @@
 """What every head shares: a list of layers comes in, a Selection goes out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from .layers import Layer
 class Selection:
     """What a head says of the nodes it was asked about (`index`, all of them if None).
 
-    `logits` [n, C], None where a training call was not to keep them; `layer` [n], the chosen
+    `logits` [n, C], None in training `without_logits`; `layer` [n], the chosen
     layer; `chosen_by` [n], the score of that choice where there was one; `loss`, when labels were
     given.
     """
@@ -33,6 +34,8 @@ class Selection:
         how sure the answer is, [n]."""
         if self.chosen_by is not None:
             return self.chosen_by
+        if self.logits is None:
+            raise RuntimeError("no logits were kept to tell it from; see `without_logits`")
         return MF.log_odds(self.logits.detach()).amax(-1)
 
 
@@ -41,9 +44,6 @@ class LayerHead(nn.Module):
 
     Called with labels it also returns the loss over the labelled nodes among `index`; in training
     mode the labels may guide the choice of the layer, in evaluation mode they never do.
-
-    A training loop that looks at the loss alone may set `keep_logits` to False: a head that needs
-    no [n, C] logits for it then writes none in training.
     """
 
     keep_logits = True
@@ -88,6 +88,7 @@ class LayerHead(nn.Module):
 
     @property
     def gives_logits(self) -> bool:
+        """Whether the next call has to; see `without_logits`."""
         return self.keep_logits or not self.training
 
     @property
@@ -116,6 +117,20 @@ class LayerHead(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_feats}, n_classes={self.n_classes}"
+
+
+@contextmanager
+def without_logits(model: nn.Module) -> Iterator[None]:
+    """In here, calls of the model in training mode with labels give the loss, but no logits where
+    the loss needs none in memory (cross entropy of linear decoders): that saves [n, C]."""
+    heads = [module for module in model.modules() if isinstance(module, LayerHead)]
+    for head in heads:
+        head.keep_logits = False
+    try:
+        yield
+    finally:
+        for head in heads:
+            head.keep_logits = True
 
 
 class DecodersHead(LayerHead):

@@ -160,9 +160,14 @@ def test_narrow_layers(dtype):
         [True] * 2,
         True,
     )
-    for name, more in {"class_distances": (*known, index), "selected_cross_entropy": rest}.items():
-        ours, plain = (flat(getattr(kernels, name)(h, *more)) for h in (narrow, full))
-        for a, b in zip(ours, plain, strict=True):
+    grad = random(2, 50, 4)
+    for call in (
+        lambda h: kernels.class_distances(h, *known, index),
+        lambda h: kernels.class_distances_backward(grad, h, *known, index),
+        lambda h: kernels.select_layer(h, *known, T[:2], index, case.labels, "distance"),
+        lambda h: kernels.selected_cross_entropy(h, *rest),
+    ):
+        for a, b in zip(flat(call(narrow)), flat(call(full)), strict=True):
             torch.testing.assert_close(a, b.to(a.dtype), rtol=0, atol=0)
     mine, same = (
         kernels.select_layer(h, *known, T[:2], index, None, "confidence") for h in (narrow, full)
@@ -263,8 +268,15 @@ def test_rows_beyond_32_bits():
     case = make_case(2, (37,), dtype=torch.float32)
     case.layers = [memory.as_strided((2, 37), (apart, 1)).copy_(case.layers[0])]
     known, index = metric((37,)), [torch.tensor([1, 0, 1])]
+    near = [h.clone() for h in case.layers]
+    grad = random(1, 3, 4)
+    far = memory.as_strided((1, 3, 4), (1, 1, apart // 4)).copy_(grad)  # classes 2 GB apart
+    torch.testing.assert_close(
+        kernels.class_distances_backward(far, near, *known, index),
+        kernels.class_distances_backward(grad, near, *known, index),
+    )
     dist2 = kernels.class_distances(case.layers, *known, index)
-    plain = kernels.class_distances([h.clone() for h in case.layers], *known, index)
+    plain = kernels.class_distances(near, *known, index)
     torch.testing.assert_close(dist2, plain, rtol=0, atol=0)
 
 
@@ -287,6 +299,44 @@ def test_what_is_not_a_number_stays_so():
     for labels in (case.labels, None):
         *_, score = kernels.select_layer(case.layers, *known, T[:1], [None], labels, "confidence")
         assert torch.equal(torch.isnan(score), torch.arange(20) == 3)
+
+
+def test_a_class_without_nodes_may_have_any_mean():
+    case, known = make_case(20, (5,), dtype=torch.float32), metric((5,))
+    plain = kernels.select_layer(case.layers, *known, T[:1], [None], None, "confidence")
+    known[0][0][2] = torch.nan
+    found = kernels.select_layer(case.layers, *known, T[:1], [None], None, "confidence")
+    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+
+
+def test_inputs_that_kernels_cannot_read_are_refused():
+    case, known = make_case(20, (5,), dtype=torch.float32), metric((5,))
+    numbers = torch.arange(20)
+    with pytest.raises(
+        ValueError, match=r"the index of layer 0 is torch.int32 of shape .20,.; pass"
+    ):
+        kernels.class_distances(case.layers, *known, [numbers.int()])
+    with pytest.raises(ValueError, match="labels has gaps"):
+        kernels.select_layer(case.layers, *known, T[:1], [numbers[:10]], numbers[::2], "confidence")
+    on_meta = torch.zeros(20, dtype=torch.int64, device="meta")
+    with pytest.raises(ValueError, match="layer is on meta, layer 0 on cpu"):
+        kernels.selected_logits(case.layers, case.weights, case.biases, on_meta, [None])
+
+
+def test_a_scaled_loss_saves_small_gradients():
+    """float16 cannot hold a gradient of 1e-9; it can after the loss was scaled."""
+    case = make_case(30, (8,), dtype=torch.float32)
+    weights = [1e-8 * weight for weight in case.weights]
+    choice, rest = torch.zeros(30, dtype=torch.long), (case.labels, [None], 0.0, [True], False)
+    grads = []
+    for dtype in (torch.float16, torch.float32):
+        h = case.layers[0].half().to(dtype).requires_grad_()
+        op = torch.ops.metselect.selected_cross_entropy
+        loss, *_ = op([h], weights, case.biases, choice, *rest)
+        (2.0**16 * loss).backward()
+        grads.append(h.grad)
+    assert grads[1].abs().max() / 2**16 < 1e-9
+    torch.testing.assert_close(grads[0], grads[1].half(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("number", [-1, 20, 2**40])
