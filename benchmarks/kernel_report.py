@@ -129,11 +129,11 @@ def table(found: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="write the table there")
-    parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
-    parser.add_argument("--dtypes", nargs="+", default=["float32"])
-    parser.add_argument("--precisions", nargs="+", default=["ieee"])
     args = parser.parse_args()
-    every = list(jobs(WIDTHS, args.targets, args.dtypes, args.precisions))
+    nvidia = [target for target in TARGETS if target.startswith("sm")]
+    narrow_and_wide = jobs([64], nvidia, ["bfloat16", "float64"])
+    precise = jobs([64], nvidia, precisions=["tf32", "tf32x3"])
+    every = [*jobs(), *narrow_and_wide, *precise]
     print(f"compiling {len(every)} kernels", flush=True)
     found = rows(every) + kernel_report_cuda.rows()
     text = table(found)

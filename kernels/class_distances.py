@@ -163,7 +163,10 @@ def class_distances_pull_kernel(
                 mask=seen[:, None] & (r < rank)[None, :],
                 other=0.0,
             )
-            pull = tl.dot(g, m, pull, input_precision=PRECISION, out_dtype=ACC)
+            if ACC == tl.float64:  # noqa: SIM300  Triton 3.7 fails to compile this one product in float64
+                pull += tl.sum(g[:, :, None] * m[None, :, :], axis=1)
+            else:
+                pull = tl.dot(g, m, pull, input_precision=PRECISION, out_dtype=ACC)
             total += tl.sum(g, axis=1)
         u = 2.0 * (total[:, None] * z - pull)
         tl.store(u_rows + r[None, :], u, mask=here[:, None] & (r < rank)[None, :])

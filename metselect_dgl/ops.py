@@ -349,7 +349,7 @@ def _selected_cross_entropy_gradient(ctx, grad_loss, grad_logits, *_):
         grads = [[torch.zeros_like(g) for g in part] for part in grads]
     elif not _is_one(grad_loss) or torch._C._autograd._get_current_graph_task_keep_graph():
         grads = [[g * grad_loss for g in part] for part in grads]
-    if grad_logits is not None:
+    if grad_logits is not None and len(grad_logits):  # of logits that were kept
         backward = torch.ops.metselect.selected_logits_backward
         more = backward(grad_logits, layers, weights, layer, index)
         pairs = zip(grads, more, strict=True)

@@ -67,6 +67,7 @@ PUBLIC = {
         "Selection",
         "distance_loss",
         "posterior_loss",
+        "without_logits",
     ],
 }
 

@@ -78,7 +78,7 @@ class TestAheadOfTime:
         from benchmarks.kernel_report import TARGETS
 
         assert {row["target"] for row in found} == set(TARGETS)
-        assert len({row["kernel"] for row in found}) == 11
+        assert len({row["kernel"] for row in found}) == 12
         assert all(row["registers"] > 0 for row in found)
 
     @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])

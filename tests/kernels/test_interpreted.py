@@ -259,18 +259,18 @@ def test_small_distances_between_large_vectors():
 
 
 def test_rows_beyond_32_bits():
-    """Two rows 8 GB apart, in memory that is reserved and hardly touched."""
-    apart = 2**31 + 16
+    """Two rows 9 GB apart, in memory that is reserved and hardly touched."""
+    apart = 2_300_000_000
     try:
         memory = torch.empty(apart + 64)
     except RuntimeError:
-        pytest.skip("8 GB of address space cannot be had")
+        pytest.skip("9 GB of address space cannot be had")
     case = make_case(2, (37,), dtype=torch.float32)
     case.layers = [memory.as_strided((2, 37), (apart, 1)).copy_(case.layers[0])]
     known, index = metric((37,)), [torch.tensor([1, 0, 1])]
     near = [h.clone() for h in case.layers]
     grad = random(1, 3, 4)
-    far = memory.as_strided((1, 3, 4), (1, 1, apart // 4)).copy_(grad)  # classes 2 GB apart
+    far = memory.as_strided((1, 3, 4), (1, 1, 750_000_000), 64).copy_(grad)  # classes 3 GB apart
     torch.testing.assert_close(
         kernels.class_distances_backward(far, near, *known, index),
         kernels.class_distances_backward(grad, near, *known, index),
