@@ -14,11 +14,12 @@ LIST = """
 import torch
 from metselect_dgl import ops
 assert ops.NATIVE, "the extension cannot be imported"
-cuda = [name for name in ops.OPS if ops.compiled(name, torch.device("cuda"))]
 print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, GPUs: {torch.cuda.device_count()}")
-for name in cuda:
-    print(f"metselect::{name} has a CUDA kernel")
-raise SystemExit(not cuda and "no op has a CUDA kernel: the CUDA part was not built")
+for name in ops.OPS:
+    if ops.compiled(name, torch.device("cuda")):
+        print(f"metselect::{name} has a CUDA kernel: {ops.serving(name, 'cuda')}")
+built = ops.serving("moments", "cuda") == "native"
+raise SystemExit(None if built else "moments has no CUDA kernel: the CUDA part was not built")
 """
 
 
@@ -108,7 +109,7 @@ def main() -> None:
     bases = "--build-base", folder / "build", "--build-lib", built
     os.chdir(ROOT)
     run(python, "setup.py", "-q", "build", *bases, **settings)
-    path = {"PYTHONPATH": str(built), "METSELECT_BACKEND": "native"}
+    path = {"PYTHONPATH": str(built), "METSELECT_BACKEND": "auto"}
     print(run(python, "-P", "-c", LIST, **path), end="")
 
 
