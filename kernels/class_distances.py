@@ -37,8 +37,8 @@ from .tiles import (
 CONSTANTS = ("center", "middle", "factor", "kind")
 CENTER, MIDDLE, FACTOR, KIND, RANK, PULL, GRADIENT, FIELDS = own_fields(len(CONSTANTS) + 3)
 _DENSE = tl.constexpr(DENSE)
-# BK x BN x BC differences are in registers at a time; the smaller tile leaves room for two blocks.
-CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
+# BK x BN x BC differences are in registers at a time, which 64 x 32 would not leave room for.
+CONFIGS = (Config(32, 32, 16, 8), Config(64, 16, 16, 8))
 BACKWARD_CONFIGS = (Config(32, 64, 16, 8), Config(32, 32, 16, 4))
 
 
