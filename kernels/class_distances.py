@@ -43,6 +43,40 @@ BACKWARD_CONFIGS = (Config(32, 64, 16, 8), Config(32, 32, 16, 4))
 
 
 @triton.jit
+def whitened(
+    row,
+    x_rows,
+    step,
+    width,
+    low,
+    inside,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """z = R (h - center) in the dimensions from `low` on, [BN, BK]; of a triangular R only the
+    lower half is read."""
+    center, factor = matrix(row, CENTER, ACC), matrix(row, FACTOR, ACC)
+    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
+    r = low + tl.arange(0, BK)
+    known = r < tl.load(row + RANK)
+    z = tl.zeros([BN, BK], ACC)
+    for start in range(0, tl.where(dense, width, tl.minimum(width, low + BK)), BK):
+        k = start + tl.arange(0, BK)
+        within = k < width
+        x = tl.load(x_rows + k[None, :] * step, mask=inside[:, None] & within[None, :], other=0.0)
+        x = x.to(ACC) - tl.load(center + k, mask=within, other=0.0)[None, :]
+        f = tl.load(
+            factor + r[None, :] * width + k[:, None],
+            mask=within[:, None] & known[None, :],
+            other=0.0,
+        )
+        z = tl.dot(x, f, z, input_precision=PRECISION, out_dtype=ACC)
+    return z
+
+
+@triton.jit
 def class_distances_kernel(
     layers,
     valid,
@@ -64,36 +98,20 @@ def class_distances_kernel(
     here = i < n
     number, inside = picked_rows(row, i, here)
     x_rows, step, width = row_pointers(row, number, DTYPE, VECTOR)
-    x_rows = tl.trans(x_rows)  # [1, BN]
-    center, middle = matrix(row, CENTER, ACC), matrix(row, MIDDLE, ACC)
-    factor, rank = matrix(row, FACTOR, ACC), tl.load(row + RANK).to(tl.int32)
-    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
+    middle, rank = matrix(row, MIDDLE, ACC), tl.load(row + RANK).to(tl.int32)
     for first in range(0, n_classes, BC):
         c = first + tl.arange(0, BC)
         known = c < n_classes
         dist2 = tl.zeros([BN, BC], ACC)
         for low in range(0, rank, BK):
             r = low + tl.arange(0, BK)
-            z = tl.zeros([BK, BN], ACC)
-            for start in range(0, tl.where(dense, width, tl.minimum(width, low + BK)), BK):
-                k = start + tl.arange(0, BK)
-                within = k < width
-                f = tl.load(
-                    factor + r[:, None] * width + k[None, :],
-                    mask=(r < rank)[:, None] & within[None, :],
-                    other=0.0,
-                )
-                x = tl.load(
-                    x_rows + k[:, None] * step, mask=within[:, None] & inside[None, :], other=0.0
-                )
-                x = x.to(ACC) - tl.load(center + k, mask=within, other=0.0)[:, None]
-                z = tl.dot(f, x, z, input_precision=PRECISION, out_dtype=ACC)
+            z = whitened(row, x_rows, step, width, low, inside, ACC, PRECISION, BN, BK)
             m = tl.load(
                 middle + c[None, :] * rank + r[:, None],
                 mask=(r < rank)[:, None] & known[None, :],
                 other=0.0,
             )
-            gap = z[:, :, None] - m[:, None, :]
+            gap = tl.trans(z)[:, :, None] - m[:, None, :]  # the sum is over registers of a thread
             dist2 += tl.sum(gap * gap, axis=0)
         seen = tl.load(valid + c, mask=known, other=0) != 0
         dist2 = tl.where(seen[None, :], dist2, float("inf"))
@@ -127,27 +145,12 @@ def class_distances_pull_kernel(
     here = i < n
     number, inside = picked_rows(row, i, here)
     x_rows, step, width = row_pointers(row, number, DTYPE, VECTOR)
-    center, middle = matrix(row, CENTER, ACC), matrix(row, MIDDLE, ACC)
-    factor, rank = matrix(row, FACTOR, ACC), tl.load(row + RANK).to(tl.int32)
-    dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
+    middle, rank = matrix(row, MIDDLE, ACC), tl.load(row + RANK).to(tl.int32)
     u_rows = matrix(row, PULL, ACC) + i.to(tl.int64)[:, None] * rank
     g_rows = grad + depth.to(tl.int64) * grad_stride_l + i.to(tl.int64)[:, None] * grad_stride_n
     for low in range(0, rank, BK):
         r = low + tl.arange(0, BK)
-        z = tl.zeros([BN, BK], ACC)
-        for start in range(0, tl.where(dense, width, tl.minimum(width, low + BK)), BK):
-            k = start + tl.arange(0, BK)
-            within = k < width
-            x = tl.load(
-                x_rows + k[None, :] * step, mask=inside[:, None] & within[None, :], other=0.0
-            )
-            x = x.to(ACC) - tl.load(center + k, mask=within, other=0.0)[None, :]
-            f = tl.load(
-                factor + r[None, :] * width + k[:, None],
-                mask=within[:, None] & (r < rank)[None, :],
-                other=0.0,
-            )
-            z = tl.dot(x, f, z, input_precision=PRECISION, out_dtype=ACC)
+        z = whitened(row, x_rows, step, width, low, inside, ACC, PRECISION, BN, BK)
         pull = tl.zeros([BN, BK], ACC)
         total = tl.zeros([BN], ACC)
         for first in range(0, n_classes, BC):
@@ -163,7 +166,8 @@ def class_distances_pull_kernel(
                 mask=seen[:, None] & (r < rank)[None, :],
                 other=0.0,
             )
-            if ACC == tl.float64:  # noqa: SIM300  Triton 3.7 fails to compile this one product in float64
+            # Triton 3.7 fails to compile this one product in float64.
+            if ACC == tl.float64:  # noqa: SIM300
                 pull += tl.sum(g[:, :, None] * m[None, :, :], axis=1)
             else:
                 pull = tl.dot(g, m, pull, input_precision=PRECISION, out_dtype=ACC)

@@ -33,8 +33,8 @@ def cross_entropy():
 FAULTS = {
     "mask of the features": (
         "class_distances.py",
-        "mask=within[:, None] & inside[None, :]",
-        "mask=inside[None, :]",
+        "mask=inside[:, None] & within[None, :]",
+        "mask=inside[:, None]",
         class_distances,
     ),
     "mask of the classes without nodes": (
