@@ -1,6 +1,9 @@
 """Fixtures that several test files share."""
 
 import os
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,70 @@ def tiny_dir(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     save_npz(hop_chain(n_nodes=200, n_splits=2), folder / "tiny.npz")
     return folder
+
+
+HERE = Path(__file__).parent
+OPS = ["class_distances", "select_layer", "selected_cross_entropy"]
+MORE = "moments whitening attention_sum graph_ops fused ops metselect backbones alternatives"
+INTERPRETED = {"TRITON_INTERPRET": "1", "METSELECT_BACKEND": "triton"}
+# Tests that need a process of their own: what to run, and the environment.
+ELSEWHERE = {
+    "kernels": (["kernels"], INTERPRETED),
+    # many examples of what the kernels' own tests cover would take minutes
+    "ops": ([*OPS, "-k", "not invariance and not scale and not (gradcheck and all)"], INTERPRETED),
+    "reference": (
+        [*OPS, *MORE.split(), "calibration", "bad_input"],
+        {"METSELECT_BACKEND": "reference"},
+    ),
+}
+
+
+class Elsewhere:
+    """Runs of pytest in other processes, one after the other, while the tests here go on: these
+    keep one core busy, and they another."""
+
+    def __init__(self) -> None:
+        self.pool, self.runs, self.process = ThreadPoolExecutor(1), {}, None
+
+    def start(self, name: str) -> Future:
+        if name not in self.runs:
+            self.runs[name] = self.pool.submit(self._run, *ELSEWHERE[name])
+        return self.runs[name]
+
+    def _run(self, what: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        files = [
+            f"test_{each}.py" if (HERE / f"test_{each}.py").exists() else each for each in what
+        ]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+        environment = os.environ | {"PYTHONPATH": str(HERE.parent)} | environment
+        self.process = subprocess.Popen(
+            command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        said, _ = self.process.communicate()
+        return self.process.returncode, said
+
+    def stop(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        if self.process is not None:
+            self.process.kill()
+
+
+_elsewhere = Elsewhere()
+
+
+@pytest.fixture
+def elsewhere():
+    """(exit status, output) of a run of pytest by its name in ELSEWHERE."""
+    return lambda name: _elsewhere.start(name).result()
+
+
+def pytest_collection_finish(session):
+    if not session.config.option.collectonly:
+        for item in session.items:
+            skipped = any(mark.args[0] for mark in item.iter_markers("skipif"))
+            if "elsewhere" in getattr(item, "fixturenames", ()) and not skipped:
+                _elsewhere.start(item.callspec.params["run"])
+
+
+def pytest_sessionfinish(session):
+    _elsewhere.stop()

@@ -308,27 +308,9 @@ def test_nothing_is_kept_without_the_extension():
 
 
 @unsanitized
-def test_the_ops_pass_their_tests_on_the_reference():
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("run", ["reference"])
+def test_the_ops_pass_their_tests_on_the_reference(elsewhere, run):
     """Where the extension is built, the other tests run on it; these run without."""
-    names = (
-        "moments",
-        "whitening",
-        "class_distances",
-        "select_layer",
-        "selected_cross_entropy",
-        "attention_sum",
-        "graph_ops",
-        "fused",
-        "ops",
-        "metselect",
-        "backbones",
-        "alternatives",
-        "calibration",
-        "bad_input",
-    )
-    here = os.path.dirname(__file__)
-    files = [os.path.join(here, f"test_{name}.py") for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    environment = os.environ | {"METSELECT_BACKEND": "reference"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
+    status, said = elsewhere(run)
+    assert status == 0, said[-3000:]

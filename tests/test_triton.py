@@ -5,13 +5,10 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="triton is not installed; it has builds for Linux only")
-
-HERE = Path(__file__).parent
 
 
 def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
@@ -20,40 +17,12 @@ def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True)
 
 
-OPS = ["test_class_distances.py", "test_select_layer.py", "test_selected_cross_entropy.py"]
-# Many examples of what the kernels' own tests cover would take minutes.
-INTERPRETED = {
-    "kernels": ["kernels"],
-    "ops": [*OPS, "-k", "not invariance and not scale and not (gradcheck and all)"],
-}
-
-
-@pytest.fixture(scope="module")
-def interpreted():
-    """All of them at once: each takes a minute of one core."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "METSELECT_BACKEND": "triton"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    running = {
-        name: subprocess.Popen(
-            [*command, *arguments],
-            cwd=HERE,
-            env=environment | {"PYTHONPATH": str(HERE.parent)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name, arguments in INTERPRETED.items()
-    }
-    yield running
-    for process in running.values():
-        process.kill()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", INTERPRETED)
-def test_interpreted(interpreted, name):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("run", ["kernels", "ops"])
+def test_interpreted(elsewhere, run):
     """The kernels' own tests, and those of the ops with the kernels on the CPU's dispatch key."""
-    said, _ = interpreted[name].communicate()
-    assert interpreted[name].returncode == 0, said[-3000:]
+    status, said = elsewhere(run)
+    assert status == 0, said[-3000:]
     assert int(re.search(r"(\d+) passed", said)[1]) > 20
 
 
@@ -61,7 +30,8 @@ class TestAheadOfTime:
     """Machine code for GPUs that are not here."""
 
     @pytest.fixture(scope="class")
-    def found(self):
+    @classmethod
+    def found(cls):
         """Every config of every kernel for every target; for one, also where the width allows no
         wide reads, and in other precisions and dtypes. `make kernel-report` compiles the rest."""
         from benchmarks.kernel_report import TARGETS, jobs, rows
