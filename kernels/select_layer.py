@@ -32,10 +32,8 @@ CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
 CENTER, SLOPE, OFFSET, KIND, MEAN, FACTOR, RANK, FIELDS = own_fields(len(CONSTANTS) + 1)
 # All of up to 64 classes at once, or few at a time for more nodes.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
-DISTANCE_CONFIGS = (
-    Config(64, 16, 16, 8),
-    Config(32, 32, 16, 8),
-)  # the distance needs registers too
+# Smaller tiles: the distance needs registers of its own.
+DISTANCE_CONFIGS = (Config(64, 16, 16, 8), Config(32, 32, 16, 8))
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 
 

@@ -51,9 +51,8 @@ def number(field):
 def picked_rows(row, i, here):
     """(number in the layer, whether it is one) of the picked rows i."""
     index = matrix(row, INDEX, tl.int64)
-    given = (
-        0 * i + tl.load(row + INDEX) != 0
-    )  # [BN]: a scalar is no mask to Triton 3.9's interpreter
+    # [BN] by way of i: Triton 3.9's interpreter takes no scalar for a mask.
+    given = 0 * i + tl.load(row + INDEX) != 0
     number = tl.where(given, tl.load(index + i, mask=here & given, other=0), i)
     return number, here & (number >= 0) & (number < tl.load(row + ROWS))
 
