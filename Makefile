@@ -1,7 +1,7 @@
 # The words that people and CI use; `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize kernel-report cuda-build-check benchmark lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -49,10 +49,20 @@ kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write d
 cuda-build-check: ## build the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py
 
-benchmark: .venv/ready ## measure the head, its memory and epochs of GCN, GIN and GAT (ten minutes)
-	$(BIN)/python -m benchmarks.head
-	$(BIN)/python -m benchmarks.memory
-	for backbone in gcn gin gat; do $(BIN)/python -m benchmarks.epoch $$backbone || exit 1; done
+bench: .venv/ready ## time epochs and ops against DGL, plain torch and others (ten minutes)
+	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json build/bench.json
+
+bench-full: .venv/ready ## all sizes, twice the quick set, and the guard: writes benchmarks/RESULTS.md (two hours)
+	$(BIN)/python -m pytest benchmarks --benchmark-only --set full --benchmark-json $(RESULTS)/full.json
+	$(BIN)/python -m pytest benchmarks --benchmark-only --keep-memory -k epoch --benchmark-json $(RESULTS)/full-kept.json
+	for n in 1 2; do $(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json $(RESULTS)/quick-$$n.json || exit 1; done
+	$(BIN)/python -m benchmarks.guard $(RESULTS)/guard.json
+	$(MAKE) bench-report
+
+RESULTS := benchmarks/results
+bench-report: .venv/ready
+	$(BIN)/metselect bench report $(sort $(wildcard $(RESULTS)/full*.json)) --again $(RESULTS)/quick-*.json \
+	  --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
 
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .

@@ -1,7 +1,9 @@
-"""What the package is measured against: a plain DGL model, the paper's formula, careful torch."""
+"""What the package is measured against: a plain DGL model, the paper's formula, careful torch, and
+what scikit-learn has."""
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,9 +14,9 @@ Head = tuple[Tensor, Tensor]  # the layer and the score of every node
 class PlainGNN(nn.Module):
     """DGL's convolutions with ReLU, and a linear layer on the last: the same network as ours."""
 
-    def __init__(self, convs: nn.ModuleList, width: int, n_classes: int) -> None:
+    def __init__(self, convs: nn.ModuleList, decoder: nn.Linear) -> None:
         super().__init__()
-        self.convs, self.decoder = convs, nn.Linear(width, n_classes)
+        self.convs, self.decoder = convs, decoder
 
     def forward(self, graph, feat: Tensor) -> Tensor:
         for conv in self.convs:
@@ -73,6 +75,33 @@ def careful_torch(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
         scores.append(_log_odds(logits, labels))
     score, layer = torch.stack(scores).max(0)
     return layer, score
+
+
+def lda_of_every_layer(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Tensor) -> Head:
+    """scikit-learn's LinearDiscriminantAnalysis, fitted to each layer and asked about its rows."""
+    scores = [
+        _log_odds(lda_logits(fitted_lda(h, labels, float(amount)), h), labels)
+        for h, amount in zip(layers, rho, strict=True)
+    ]
+    score, layer = torch.stack(scores).max(0)
+    return layer, score
+
+
+def fitted_lda(h: Tensor, labels: Tensor, rho: float):
+    """With the shrinkage given and, like the paper, |T| - 1 in the covariance and no priors."""
+    from sklearn.covariance import ShrunkCovariance
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    shrunk = ShrunkCovariance(store_precision=False, shrinkage=rho)
+    lda = LinearDiscriminantAnalysis("lsqr", covariance_estimator=shrunk)
+    lda.fit(h.numpy(), labels.numpy())
+    share = (len(h) - 1) / len(h)
+    lda.coef_, lda.intercept_ = share * lda.coef_, share * (lda.intercept_ - np.log(lda.priors_))
+    return lda
+
+
+def lda_logits(lda, h: Tensor) -> Tensor:
+    return torch.from_numpy(lda.decision_function(h.numpy()))
 
 
 def bare_products(layers: list[Tensor], n_classes: int) -> Callable[[], None]:

@@ -21,6 +21,8 @@ measured. Assumptions:
 import argparse
 from dataclasses import dataclass, replace
 
+from metselect_dgl.experiments.paper import EPOCH_SECONDS
+
 from . import costs
 from .costs import BESIDE, HEAD, Cost, Size, symbols
 
@@ -47,12 +49,6 @@ GPUS = {
     "V100": GPU("V100", 900e9, 15.7e12, 0, 80),
     "A100": GPU("A100", 2039e9, 19.5e12, 156e12, 108),
     "H100": GPU("H100", 3350e9, 66.9e12, 494.7e12, 132),
-}
-# Seconds of an epoch on ogbn-arxiv, Table "Mean time taken": Tesla V100-SXM2 32 GB.
-PAPER_EPOCHS = {
-    "GCN": {"FinalSelect": 0.59, "NDLSelect": 1.07, "MetSelect": 1.41},
-    "GAT": {"FinalSelect": 0.81, "NDLSelect": 1.22, "MetSelect": 1.05},
-    "GIN": {"FinalSelect": 0.59, "NDLSelect": 0.98, "MetSelect": 1.50},
 }
 
 
@@ -133,7 +129,7 @@ def paper_table(size: Size, model: Model) -> str:
     """The head on a V100 as a share of the epochs that the paper measured on one."""
     epochs = {
         f"{backbone} {method}": seconds
-        for backbone, methods in PAPER_EPOCHS.items()
+        for backbone, methods in EPOCH_SECONDS.items()
         for method, seconds in methods.items()
         if method != "NDLSelect"
     }

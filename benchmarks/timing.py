@@ -1,32 +1,63 @@
-"""Contestants take turns, so that a noisy machine is noisy for all of them."""
+"""Contestants take turns, so that a noisy machine is noisy for all of them: what counts is the
+ratio of two turns of one round."""
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from math import ceil
 
-import torch
+from metselect_dgl.experiments.bench import spread
 
+TURN = 0.02  # seconds; what is shorter is repeated within its turn
+LEAST = 3  # turns that everybody takes, however slow
 
-def interleaved(contestants: dict[str, Callable], rounds: int) -> dict[str, float]:
-    """The shortest time of each in seconds, after a round that does not count."""
-    best = dict.fromkeys(contestants, float("inf"))
-    for turn in range(rounds + 1):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - start
-            best[name] = min(best[name], seconds) if turn else best[name]
-    return best
+Turns = dict[int, float]  # seconds by round
 
 
-def table(best: dict[str, float], against: str) -> str:
-    """Milliseconds, and how many times as long as `against`."""
-    width = max(map(len, best))
-    lines = [f"{'':{width}}  {'ms':>8}  of {against}"]
-    for name, seconds in best.items():
-        lines.append(f"{name:{width}}  {1e3 * seconds:8.1f}  {seconds / best[against]:.3f}")
-    return "\n".join(lines)
+def take_turns(
+    contestants: dict[str, Callable],
+    rounds: int,
+    seconds: float,
+    progress: Callable[[range], Iterable[int]] = iter,
+    clocks: set[str] = frozenset(),
+) -> dict[str, Turns]:
+    """Seconds of every turn of every contestant, after a turn that does not count.
+
+    Every round begins with another contestant. Who has used up `seconds` sits out the remaining
+    rounds, except for the LEAST first ones. `clocks` are those that return the time themselves.
+    """
+    gc.collect()
+    gc.freeze()  # what is there now need not be looked at again
+    first = {name: _turn(run, 1, name in clocks) for name, run in contestants.items()}
+    repeats = {
+        name: 1 if name in clocks else ceil(TURN / max(took, 1e-7)) for name, took in first.items()
+    }
+    names, turns = list(contestants), {name: {} for name in contestants}
+    for at in progress(range(rounds)):
+        gc.collect()
+        start = at % len(names)
+        for name in names[start:] + names[:start]:
+            used = sum(turns[name].values()) * repeats[name]
+            if at < LEAST or used < seconds:
+                turns[name][at] = _turn(contestants[name], repeats[name], name in clocks)
+    gc.unfreeze()
+    return turns
 
 
-def machine() -> str:
-    """What the times were measured on."""
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+def _turn(run: Callable, repeats: int, clock: bool) -> float:
+    """Seconds of one call, without those of the garbage collector."""
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            said = run()
+        took = (time.perf_counter() - start) / repeats
+    finally:
+        gc.enable()
+    return said if clock else took
+
+
+def paired_ratio(above: Turns, below: Turns) -> dict[str, float]:
+    """Median and quartiles of above / below over the rounds in which both took their turn."""
+    both = [at for at in above if at in below]
+    return spread([above[at] / below[at] for at in both])

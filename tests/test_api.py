@@ -21,6 +21,7 @@ PUBLIC = {
         "DATASETS",
         "NodeDataset",
         "Split",
+        "arxiv_on_disk",
         "arxiv_twin",
         "contextual_sbm",
         "edge_homophily",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import gzip
 import io
 import os
 import pickle
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from ogb_files import write_ogb
 
 import metselect_dgl.data as data
 from metselect_dgl.data import (
@@ -620,24 +620,15 @@ def test_broken_download_is_reported_and_tried_afresh(dgl_server):
 # ogb
 
 
-def write_ogb(folder: Path) -> None:
+def write_five(folder: Path) -> None:
     """ogbn-arxiv's folder on five nodes: an edge both ways, a loop, a node without edges."""
-
-    def csv(name: str, rows) -> None:
-        path = folder / f"{name}.csv.gz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = (",".join(map(str, np.atleast_1d(row))) for row in rows)
-        path.write_bytes(gzip.compress("\n".join(lines).encode()))
-
-    csv("raw/edge", [[0, 1], [1, 0], [2, 1], [3, 3]])
-    csv("raw/num-node-list", [5])
-    csv("raw/num-edge-list", [4])
-    csv("raw/node-feat", np.arange(10).reshape(5, 2) / 4)
-    csv("raw/node_year", [2015] * 5)
-    csv("raw/node-label", [0, 39, 7, 0, 3])
-    for name, index in {"train": [4, 0], "valid": [1], "test": [2, 3]}.items():
-        csv(f"split/time/{name}", index)
-    (folder / "RELEASE_v1.txt").write_text("")
+    write_ogb(
+        folder,
+        edges=[[0, 1], [1, 0], [2, 1], [3, 3]],
+        feat=np.arange(10).reshape(5, 2) / 4,
+        labels=[0, 39, 7, 0, 3],
+        parts={"train": [4, 0], "valid": [1], "test": [2, 3]},
+    )
 
 
 def check_ogb(dataset: NodeDataset) -> None:
@@ -651,7 +642,7 @@ def check_ogb(dataset: NodeDataset) -> None:
 
 @pytest.mark.parametrize("folder", ["ogbn_arxiv", "ogbn_arxiv_dgl"])
 def test_arxiv_from_ogbs_folder_without_network(tmp_path, folder, capfd):
-    write_ogb(tmp_path / folder)
+    write_five(tmp_path / folder)
     check_ogb(load_dataset("ogbn-arxiv", tmp_path))  # raw csv
     check_ogb(load_dataset("ogbn-arxiv", tmp_path))  # what ogb kept of it
     assert capfd.readouterr().out == ""
@@ -659,7 +650,7 @@ def test_arxiv_from_ogbs_folder_without_network(tmp_path, folder, capfd):
 
 @pytest.mark.parametrize("convert", [np.array, torch.tensor], ids=["numpy", "torch"])
 def test_arxiv_with_a_pickled_split(tmp_path, convert):
-    write_ogb(tmp_path / "ogbn_arxiv")
+    write_five(tmp_path / "ogbn_arxiv")
     split = {"train": convert([0, 4]), "valid": convert([1]), "test": convert([2, 3])}
     torch.save(split, tmp_path / "ogbn_arxiv/split/time/split_dict.pt")
     for part in ("train", "valid", "test"):
@@ -672,7 +663,7 @@ def test_arxiv_split_file_runs_no_code(tmp_path):
         def __reduce__(self):
             return Path.touch, (tmp_path / "ran",)
 
-    write_ogb(tmp_path / "ogbn_arxiv")
+    write_five(tmp_path / "ogbn_arxiv")
     torch.save({"train": Bomb()}, tmp_path / "ogbn_arxiv/split/time/split_dict.pt")
     with pytest.raises(pickle.UnpicklingError):
         load_dataset("ogbn-arxiv", tmp_path)
@@ -680,14 +671,14 @@ def test_arxiv_split_file_runs_no_code(tmp_path):
 
 
 def test_arxiv_asks_no_question_of_an_unversioned_folder(tmp_path, monkeypatch):
-    write_ogb(tmp_path / "ogbn_arxiv")
+    write_five(tmp_path / "ogbn_arxiv")
     (tmp_path / "ogbn_arxiv/RELEASE_v1.txt").unlink()
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on stdin"))
     check_ogb(load_dataset("ogbn-arxiv", tmp_path))
 
 
 def test_arxiv_is_fetched_into_the_cache(tmp_path, monkeypatch, no_data_dir):
-    write_ogb(tmp_path / "server/arxiv")
+    write_five(tmp_path / "server/arxiv")
     with zipfile.ZipFile(tmp_path / "arxiv.zip", "w") as archive:
         for path in (tmp_path / "server").rglob("*.*"):
             archive.write(path, path.relative_to(tmp_path / "server"))

@@ -14,9 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import costs, roofline
 from benchmarks.costs import HEAD, Cost, Size
 from benchmarks.providers import paper_formula, plain_loss
-from benchmarks.roofline import GPUS, PAPER_EPOCHS, Model, head_seconds
+from benchmarks.roofline import GPUS, Model, head_seconds
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
+from metselect_dgl.experiments.paper import EPOCH_SECONDS
 from metselect_dgl.testing import make_case
 
 ROWS_OF_TABLE = {"index": 0, "gather": 0}  # reads some rows of a table
@@ -192,7 +193,7 @@ SLOW = Model(bandwidth_share=0.4, fused_rate_share=0.15, launch=20e-6)
 def test_the_head_is_within_5_percent_of_the_papers_epoch(width, model):
     """Up to 128 features also at half of the assumed bandwidth and rate, and twice the latency."""
     head = head_seconds("fused", Size(D=width), GPUS["V100"], model)
-    for backbone, epochs in PAPER_EPOCHS.items():
+    for backbone, epochs in EPOCH_SECONDS.items():
         assert head <= 0.05 * epochs["FinalSelect"], backbone
 
 
@@ -286,5 +287,5 @@ def test_the_page_says_what_the_model_says():
         sizes = [(Size(D=width), gpu) for width in (64, 128, 256) for gpu in GPUS.values()]
         cells = [f"{1e3 * head_seconds(path, *each):.1f}" for each in sizes]
         assert f"| {path} | {' | '.join(cells)} |" in page
-        share = 100 * head_seconds(path, *sizes[0]) / PAPER_EPOCHS["GCN"]["FinalSelect"]
+        share = 100 * head_seconds(path, *sizes[0]) / EPOCH_SECONDS["GCN"]["FinalSelect"]
         assert f"| {path} (predicted) | {share:.2f} %" in page

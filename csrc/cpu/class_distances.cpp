@@ -34,19 +34,39 @@ void whitened_tiles(const Picked<T>& h, const Metric& metric, int64_t begin, int
   }
 }
 
+constexpr int64_t kRows = 4, kLanes = 16;  // a block of sums that stay in registers
+
+// The whitened means with one class after the other in a row [K, C], and zeros up to whole blocks.
+Tensor side_by_side(const Tensor& middle) {
+  const int64_t classes = middle.size(0), padded = (classes + kLanes - 1) / kLanes * kLanes;
+  Tensor out = at::zeros({middle.size(1), padded}, middle.options());
+  out.narrow(1, 0, classes).copy_(middle.t());
+  return out;
+}
+
+// Classes are the lanes, so that every sum goes along the features in their order; in the last
+// block of rows the last one is repeated.
 template <typename T>
-void distances(const Tensor& z, const Metric& metric, T* out) {
-  const int64_t n = z.size(0), width = z.size(1), classes = metric.middle.size(0);
-  const T* m = metric.middle.const_data_ptr<T>();
-  for (int64_t i = 0; i < n; ++i) {
-    const T* row = z.const_data_ptr<T>() + i * width;
-    for (int64_t c = 0; c < classes; ++c) {
-      T sum = 0;
+METSELECT_CLONES void distances(const T* z, int64_t n, int64_t width, const T* m, int64_t classes,
+                                T* __restrict__ out) {
+  const int64_t padded = (classes + kLanes - 1) / kLanes * kLanes;
+  for (int64_t start = 0; start < n; start += kRows) {
+    const T* row[kRows];
+    for (int64_t r = 0; r < kRows; ++r) row[r] = z + std::min(start + r, n - 1) * width;
+    for (int64_t first = 0; first < classes; first += kLanes) {
+      T sum[kRows][kLanes] = {};
       for (int64_t d = 0; d < width; ++d) {
-        const T gap = row[d] - m[c * width + d];
-        sum += gap * gap;
+        const T* mean = m + d * padded + first;
+        for (int64_t r = 0; r < kRows; ++r) {
+          const T own = row[r][d];
+#pragma omp simd
+          for (int64_t c = 0; c < kLanes; ++c) sum[r][c] += (own - mean[c]) * (own - mean[c]);
+        }
       }
-      *out++ = sum;
+      const int64_t rows = std::min(kRows, n - start), lanes = std::min(kLanes, classes - first);
+      for (int64_t r = 0; r < rows; ++r) {
+        std::copy_n(sum[r], lanes, out + (start + r) * classes + first);
+      }
     }
   }
 }
@@ -61,9 +81,11 @@ Tensor class_distances(TensorList layers, TensorList means, TensorList factors, 
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "class_distances", [&] {
       const Picked<scalar_t> picked(h, index.get(depth));
       scalar_t* out = dist2[depth].mutable_data_ptr<scalar_t>();
+      const Tensor lanes = side_by_side(known[depth].middle);
       over_shares(n, workers(n), [&](int64_t begin, int64_t end, int64_t) {
         whitened_tiles(picked, known[depth], begin, end, [&](const Tensor& z, int64_t start) {
-          distances<scalar_t>(z, known[depth], out + start * classes);
+          distances(z.const_data_ptr<scalar_t>(), z.size(0), z.size(1),
+                    lanes.const_data_ptr<scalar_t>(), classes, out + start * classes);
         });
       });
     });

@@ -15,13 +15,14 @@ from zipfile import BadZipFile
 from .dataset import NodeDataset, Split
 from .graphs import edge_homophily, undirected_graph
 from .npz import load_npz, save_npz
-from .public import DGL_CLASSES, load_arxiv, load_dgl
+from .public import DGL_CLASSES, has_arxiv, load_arxiv, load_dgl
 from .synthetic import arxiv_twin, contextual_sbm, hop_chain
 
 __all__ = [
     "DATASETS",
     "NodeDataset",
     "Split",
+    "arxiv_on_disk",
     "arxiv_twin",
     "contextual_sbm",
     "edge_homophily",
@@ -70,6 +71,12 @@ def load_dataset(name: str, data_dir: str | PathLike | None = None, seed: int = 
     if name not in DATASETS:
         raise ValueError(_unknown(name, folder))
     return _download(name, folder)
+
+
+def arxiv_on_disk(data_dir: str | PathLike | None = None) -> bool:
+    """Whether ``load_dataset("ogbn-arxiv", data_dir)`` has nothing to download."""
+    folder = _data_folder(data_dir)
+    return bool(folder and _find_npz("ogbn-arxiv", folder)) or has_arxiv(folder)
 
 
 def _data_folder(data_dir: str | PathLike | None) -> Path | None:

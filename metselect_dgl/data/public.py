@@ -84,13 +84,23 @@ def load_arxiv(data_dir: Path | None = None) -> NodeDataset:
     )
 
 
+def has_arxiv(data_dir: Path | None = None) -> bool:
+    """Whether ogb's folder is there, so that nothing has to be downloaded."""
+    folder = _ogb_folder(Path(data_dir or cache_home()))
+    files = ("raw/edge.csv.gz", "processed/dgl_data_processed")
+    return any((folder / file).exists() for file in files)
+
+
+def _ogb_folder(root: Path) -> Path:
+    older = root / "ogbn_arxiv_dgl"  # the name that older releases of ogb gave it
+    return older if older.exists() else root / "ogbn_arxiv"
+
+
 def _read_ogb(root: Path):
     """ogb's dataset and its split, fetched unless ``root`` has them."""
     module = _import_ogb()
-    folder = root / "ogbn_arxiv_dgl"  # the name that older releases of ogb gave it
-    folder = folder if folder.exists() else root / "ogbn_arxiv"
-    if not any((folder / p).exists() for p in ("raw/edge.csv.gz", "processed/dgl_data_processed")):
-        fetch_zip(ARXIV_URL, folder, inside="arxiv")
+    if not has_arxiv(root):
+        fetch_zip(ARXIV_URL, _ogb_folder(root), inside="arxiv")
     with _quiet(module), torch.serialization.safe_globals(_numpy_globals()):
         source = module.DglNodePropPredDataset("ogbn-arxiv", root=str(root))
         return source, source.get_idx_split()

@@ -1,0 +1,430 @@
+"""The head's ops one by one and together: for each the reference, careful eager torch, ours, what
+else a user would pick, and its bare matrix products, below which no implementation can get.
+
+Every contestant gets the same inputs: rows of the classes of ogbn-arxiv's training nodes."""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.spatial.distance import cdist as scipy_cdist
+from torch import Tensor
+
+from metselect_dgl import functional as MF
+from metselect_dgl import reference
+from metselect_dgl.data.synthetic import ARXIV_TRAIN_PER_CLASS
+
+from .models import close
+from .providers import (
+    _log_odds,
+    bare_products,
+    careful_torch,
+    fitted_lda,
+    lda_logits,
+    lda_of_every_layer,
+    paper_formula,
+    plain_loss,
+)
+from .race import Contestant
+
+ours = torch.ops.metselect
+LIMIT = "bare-products"
+EPS = torch.finfo(torch.float32).eps
+
+
+@dataclass(frozen=True)
+class Rows:
+    """n rows of L layers of D features, of C classes that are as frequent as in ogbn-arxiv."""
+
+    n: int = int(ARXIV_TRAIN_PER_CLASS.sum())
+    L: int = 3
+    C: int = 40
+    D: int = 64
+
+    def draw(self) -> tuple[list[Tensor], Tensor]:
+        """(layers, labels): correlated rows, with class means a little apart."""
+        draw = torch.Generator().manual_seed(0)
+        share = torch.from_numpy(np.resize(ARXIV_TRAIN_PER_CLASS, self.C)).double()
+        labels = torch.multinomial(share, self.n, True, generator=draw)
+        labels[: self.C] = torch.arange(self.C)  # every class has a row
+        layers = []
+        for _ in range(self.L):
+            means = torch.randn(self.C, self.D, generator=draw) / 2
+            mix = torch.randn(self.D, self.D, generator=draw) / self.D**0.5
+            noise = torch.randn(self.n, self.D, generator=draw)
+            layers.append(means[labels] + noise @ mix)
+        return layers, labels
+
+
+class Inputs:
+    """What the ops take, each from the one before."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, (self.layers, self.labels) = rows, rows.draw()
+        self.index, self.valid = rows.L * [None], torch.ones(rows.C, dtype=torch.bool)
+        self.temperature = torch.ones(rows.L)
+        moments = MF.moments(self.layers, self.labels, rows.C)
+        self.shifts, self.covariances = moments.shifts, moments.covariances()
+        oas = MF._oas(torch.stack(self.covariances), moments.count.sum())
+        self.rho = oas.clamp(min=16 * rows.D * EPS)  # the least that the package takes
+        self.means = [mean.float() for mean in moments.means()]
+        factors = reference.whitening(self.covariances, self.rho, EPS)
+        self.factors = [factor.float() for factor in factors]
+        draw = torch.Generator().manual_seed(1)
+        self.weights = [torch.randn(rows.C, rows.D, generator=draw) / 8 for _ in self.layers]
+        self.biases = [torch.zeros(rows.C) for _ in self.layers]
+        self.layer = torch.randint(rows.L, (rows.n,), generator=draw)
+        self.known: dict[str, object] = {}
+
+    def expected(self, op: str):
+        """What the op is by definition: the reference, in float64."""
+        if op not in self.known:
+            wide = copy(self)
+            names = "layers shifts means factors weights biases temperature".split()
+            vars(wide).pop("pull", None)  # made anew
+            vars(wide).update((name, double(getattr(self, name))) for name in names)
+            runs = OPS[op](wide)
+            self.known[op] = runs.get("reference", runs["careful-torch"])()
+        return self.known[op]
+
+    @cached_property
+    def pull(self) -> Tensor:
+        """A gradient to the distances."""
+        draw = torch.Generator().manual_seed(2)
+        some = torch.rand(self.rows.L, self.rows.n, self.rows.C, generator=draw)
+        return some.to(self.means[0].dtype) / self.rows.n
+
+    @property
+    def metric(self) -> tuple:
+        return self.layers, self.means, self.factors, self.valid
+
+    @property
+    def decoders(self) -> tuple:
+        return self.layers, self.weights, self.biases, self.layer, self.labels, self.index
+
+
+def double(value: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
+    return value.double() if isinstance(value, Tensor) else [each.double() for each in value]
+
+
+Op = Callable[[Inputs], dict[str, Callable]]
+
+
+def moments(x: Inputs) -> dict[str, Callable]:
+    given = x.layers, x.labels, x.index, x.shifts
+    count = torch.bincount(x.labels, minlength=x.rows.C).unsqueeze(1)
+
+    def careful():
+        means, covariances = [], []
+        for h in x.layers:
+            mean = h.new_zeros(x.rows.C, x.rows.D).index_add_(0, x.labels, h) / count
+            r = h - mean[x.labels]
+            means.append(mean)
+            covariances.append(r.T @ r / (x.rows.n - 1))
+        return means, covariances
+
+    def estimated(op):
+        made = MF.Moments(*_with_shifts(op(*given), x.shifts))
+        return made.means(), made.covariances()
+
+    grams = [h.new_empty(x.rows.D, x.rows.D) for h in x.layers]
+    return {
+        "reference": lambda: estimated(reference.moments),
+        "careful-torch": careful,
+        "native": lambda: estimated(ours.moments),
+        LIMIT: lambda: [torch.mm(h.T, h, out=g) for h, g in zip(x.layers, grams, strict=True)],
+    }
+
+
+def _with_shifts(made: tuple, shifts: list[Tensor]) -> tuple:
+    count, sums, grams = made
+    return count, shifts, sums, grams
+
+
+def whitening(x: Inputs) -> dict[str, Callable]:
+    given = x.covariances, x.rho, EPS
+    eye = torch.eye(x.rows.D, dtype=torch.float64)
+
+    def careful():
+        shrunk = torch.stack(x.covariances)
+        trace = shrunk.diagonal(dim1=1, dim2=2).sum(1)
+        rho = x.rho[:, None, None]
+        shrunk = (1 - rho) * shrunk + rho * (trace / x.rows.D)[:, None, None] * eye
+        factor = torch.linalg.cholesky(shrunk)
+        return list(torch.linalg.solve_triangular(factor, eye, upper=False))
+
+    stacked = torch.stack(x.covariances) + 1e-3 * eye
+    return {
+        "reference": lambda: reference.whitening(*given),
+        "careful-torch": careful,
+        "native": lambda: ours.whitening(*given),
+        "bare-Cholesky": lambda: torch.linalg.cholesky_ex(stacked),
+    }
+
+
+def class_distances(x: Inputs) -> dict[str, Callable]:
+    given = *x.metric, x.index
+    inverses = [(factor.double().T @ factor.double()).numpy() for factor in x.factors]
+    buffers = [
+        (h.new_empty(h.shape), h.new_empty(len(h), x.rows.C), mean @ factor.T)
+        for h, mean, factor in zip(*x.metric[:3], strict=True)
+    ]
+
+    def products():
+        for h, factor, (z, d, m) in zip(x.layers, x.factors, buffers, strict=True):
+            torch.mm(h, factor.T, out=z)
+            torch.mm(z, m.T, out=d)
+
+    def scipy():
+        every = zip(x.layers, x.means, inverses, strict=True)
+        found = [scipy_cdist(h, mean, "mahalanobis", VI=inverse) for h, mean, inverse in every]
+        return torch.from_numpy(np.stack(found)).square_()
+
+    return {
+        "reference": lambda: reference.class_distances(*given),
+        "careful-torch": lambda: expanded_distances(*x.metric[:3]),
+        "torch.cdist": lambda: whitened_cdist(*x.metric[:3]),
+        "scipy.cdist": scipy,
+        "native": lambda: ours.class_distances(*given),
+        LIMIT: products,
+    }
+
+
+def expanded_distances(layers, means, factors) -> Tensor:
+    """|z|^2 - 2 z m + |m|^2 of rows and means from the centre, whitened."""
+    found = []
+    for h, mean, factor in zip(layers, means, factors, strict=True):
+        center = mean.mean(0)
+        z, m = (h - center) @ factor.T, (mean - center) @ factor.T
+        squares = z.square().sum(1, keepdim=True) + m.square().sum(1)
+        found.append(torch.addmm(squares, z, m.T, alpha=-2))
+    return torch.stack(found)
+
+
+def whitened_cdist(layers, means, factors) -> Tensor:
+    """torch.cdist of whitened rows and means, as it comes."""
+    every = zip(layers, means, factors, strict=True)
+    return torch.stack([torch.cdist(h @ r.T, mean @ r.T).square() for h, mean, r in every])
+
+
+def class_distances_gradient(x: Inputs) -> dict[str, Callable]:
+    """Forward and backward pass: the gradients to the layers."""
+    given = *x.metric, x.index
+    leaves = [h.clone().requires_grad_() for h in x.layers]
+
+    def by_autograd(function):
+        found = function(leaves, x.means, x.factors)
+        return torch.autograd.grad(found, leaves, x.pull)
+
+    def by_op():
+        found = ours.class_distances(leaves, *x.metric[1:], x.index)
+        return torch.autograd.grad(found, leaves, x.pull)
+
+    def by_reference():
+        reference.class_distances(*given)
+        return reference.class_distances_backward(x.pull, *given)
+
+    forward = class_distances(x)[LIMIT]
+    spare = [(h.new_empty(h.shape), h.new_empty(h.shape)) for h in x.layers]
+
+    def products():
+        forward()
+        for g, mean, factor, (a, b) in zip(x.pull, x.means, x.factors, spare, strict=True):
+            torch.mm(g, mean, out=a)
+            torch.mm(a, factor, out=b)
+
+    return {
+        "reference": by_reference,
+        "careful-torch": lambda: by_autograd(expanded_distances),
+        "torch.cdist": lambda: by_autograd(whitened_cdist),
+        "native": by_op,
+        LIMIT: products,
+    }
+
+
+def select_layer(x: Inputs) -> dict[str, Callable]:
+    """In training: the layer whose odds of the true class are largest. It has no gradient."""
+    given = *x.metric, x.temperature, x.index, x.labels, "confidence"
+
+    def careful():
+        logits = []
+        for h, mean, factor in zip(*x.metric[:3], strict=True):
+            whitened = (mean - mean.mean(0)).double() @ factor.double().T
+            slope, offset = whitened @ factor.double(), whitened.square().sum(1) / 2
+            offset = offset + slope @ mean.mean(0).double()
+            logits.append(torch.addmm(-offset.to(h.dtype), h, slope.to(h.dtype).T))
+        return best(logits)
+
+    def best(logits):
+        score, layer = torch.stack([_log_odds(each, x.labels) for each in logits]).max(0)
+        return layer, score
+
+    def op(function):
+        layer, _, score = function(*given)
+        return layer, score
+
+    pairs = zip(x.layers, x.rho, strict=True)
+    fitted = [fitted_lda(h.float(), x.labels, float(rho)) for h, rho in pairs]
+    slopes = [torch.ones_like(mean) for mean in x.means]
+    scores = [h.new_empty(len(h), x.rows.C) for h in x.layers]
+
+    def products():
+        for h, slope, score in zip(x.layers, slopes, scores, strict=True):
+            torch.mm(h, slope.T, out=score)
+
+    return {
+        "reference": lambda: op(reference.select_layer),
+        "careful-torch": careful,
+        "torch.cdist": lambda: best(whitened_cdist(*x.metric[:3]) / -2),
+        "sklearn-LDA": lambda: best(
+            [lda_logits(lda, h) for lda, h in zip(fitted, x.layers, strict=True)]
+        ),
+        "native": lambda: op(ours.select_layer),
+        LIMIT: products,
+    }
+
+
+def selected_cross_entropy(x: Inputs) -> dict[str, Callable]:
+    """The loss with deep supervision, forward pass alone."""
+    plain = *x.decoders[:5], slice(None)
+    return {
+        "reference": lambda: reference.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
+        "careful-torch": lambda: plain_loss(*plain),
+        "native": lambda: ours.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
+        LIMIT: _decoder_products(x, backward=False),
+    }
+
+
+def selected_cross_entropy_gradient(x: Inputs) -> dict[str, Callable]:
+    """Forward and backward pass: the gradients to layers and decoders."""
+    leaves = [
+        [each.clone().requires_grad_() for each in part] for part in (x.layers, x.weights, x.biases)
+    ]
+    wanted = x.rows.L * [True]
+
+    def by_autograd(function):
+        return torch.autograd.grad(function(), [each for part in leaves for each in part])
+
+    def by_op():
+        loss, *_ = ours.selected_cross_entropy(*leaves, *x.decoders[3:], 1.0, wanted, False)
+        return loss
+
+    def by_reference():
+        _, _, *grads = reference.selected_cross_entropy(*x.decoders, 1.0, wanted, False)
+        return [each for part in grads for each in part]
+
+    return {
+        "reference": by_reference,
+        "careful-torch": lambda: by_autograd(
+            lambda: plain_loss(*leaves, x.layer, x.labels, slice(None))
+        ),
+        "native": lambda: by_autograd(by_op),
+        LIMIT: _decoder_products(x, backward=True),
+    }
+
+
+def _decoder_products(x: Inputs, backward: bool) -> Callable:
+    logits = [h.new_empty(len(h), x.rows.C) for h in x.layers]
+    grads = [
+        (h.new_empty(h.shape), torch.empty_like(w))
+        for h, w in zip(x.layers, x.weights, strict=True)
+    ]
+
+    def run():
+        for h, weight, a, (to_layer, to_weight) in zip(
+            x.layers, x.weights, logits, grads, strict=True
+        ):
+            torch.mm(h, weight.T, out=a)
+            if backward:
+                torch.mm(a, weight, out=to_layer)
+                torch.mm(a.T, h, out=to_weight)
+
+    return run
+
+
+def head(x: Inputs) -> dict[str, Callable]:
+    """Moments, whitening and selection in training: all that choosing a layer costs."""
+    given = x.layers, x.labels, x.rows.C, x.rho.to(x.layers[0].dtype)
+    return {
+        "paper-formula": lambda: paper_formula(*given),
+        "careful-torch": lambda: careful_torch(*given),
+        "sklearn-LDA": lambda: lda_of_every_layer(*given),
+        "native": lambda: by_package(x.layers, x.labels, x.rows.C),
+        LIMIT: bare_products(x.layers, x.rows.C),
+    }
+
+
+def by_package(layers, labels, n_classes) -> tuple[Tensor, Tensor]:
+    """(layer, score) through metselect_dgl.functional; the shrinkage, which others are given,
+    included."""
+    made = MF.moments(layers, labels, n_classes)
+    dtype = layers[0].dtype
+    means, factors = (
+        [each.to(dtype) for each in part] for part in (made.means(), MF.whitening(made))
+    )
+    layer, _, score = MF.select_layer(layers, means, factors, labels=labels)
+    return layer, score
+
+
+OPS: dict[str, Op] = {
+    each.__name__: each
+    for each in (
+        moments,
+        whitening,
+        class_distances,
+        class_distances_gradient,
+        select_layer,
+        selected_cross_entropy,
+        selected_cross_entropy_gradient,
+        head,
+    )
+}
+BARE = (LIMIT, "bare-Cholesky")  # they do less than the op and give no result
+PROVIDERS = {
+    "moments": ("reference", "careful-torch", "native", LIMIT),
+    "whitening": ("reference", "careful-torch", "native", "bare-Cholesky"),
+    "class_distances": (
+        *("reference", "careful-torch", "torch.cdist", "scipy.cdist"),
+        *("native", LIMIT),
+    ),
+    "class_distances_gradient": ("reference", "careful-torch", "torch.cdist", "native", LIMIT),
+    "select_layer": (
+        *("reference", "careful-torch", "torch.cdist", "sklearn-LDA"),
+        *("native", LIMIT),
+    ),
+    "selected_cross_entropy": ("reference", "careful-torch", "native", LIMIT),
+    "selected_cross_entropy_gradient": ("reference", "careful-torch", "native", LIMIT),
+    "head": ("paper-formula", "careful-torch", "sklearn-LDA", "native", LIMIT),
+}
+
+
+def contestants(op: str, x: Inputs) -> dict[str, Contestant]:
+    """Of one op, each measured against the reference, careful torch and the bare products, and
+    checked against the reference in float64."""
+    runs = OPS[op](x)
+    named = ("reference", "paper-formula", "careful-torch", *BARE)
+    others = [name for name in named if name in runs]
+    return {
+        name: Contestant(
+            run,
+            tuple(other for other in others if other != name),
+            *([] if name in BARE else [lambda run=run: same(run(), x.expected(op))]),
+        )
+        for name, run in runs.items()
+    }
+
+
+def same(found, expected) -> None:
+    """Floating point results agree as a whole to 1e-3, choices of layers in all but 1 of 1000."""
+    if isinstance(expected, Tensor) and expected.dtype == torch.long:
+        agree = (found == expected).double().mean().item()
+        assert agree >= 0.999, f"{agree:.4f} of the choices agree"
+    elif isinstance(expected, Tensor):
+        close(found, expected, "result", 1e-3)
+    else:
+        assert len(found) == len(expected), f"{len(found)} results for {len(expected)}"
+        for pair in zip(found, expected, strict=True):
+            same(*pair)

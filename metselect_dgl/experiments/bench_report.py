@@ -1,0 +1,346 @@
+"""`metselect bench report`: one page of Markdown and its pictures from the JSON of runs."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+from ..files import write_atomic
+from .bench import (
+    Entry,
+    Run,
+    Table,
+    disagreement,
+    exponent,
+    growth_table,
+    info,
+    markdown,
+    memory_table,
+    milliseconds,
+    of,
+    provider,
+    race_table,
+)
+from .paper import EPOCH_SECONDS
+
+INTRODUCTION = """\
+# Benchmarks
+
+Made by `metselect bench report` from the JSON of `pytest benchmarks`; every figure is in one of
+the files named below.
+
+How to read it. The machine is shared and noisy: times in ms (medians) mean little by themselves.
+Ratios do. The contestants of a race take turns in one process, round by round, and `a [b, c]` is
+the median and the quartiles, over the rounds, of a contestant's time divided by that of the one
+named in the head of the column, in the same round. Below 1 is faster. A contestant whose result is
+not that of the reference is not timed. "-": not run, or not measured against that one."""
+
+EPOCHS = """\
+`plain-DGL`: DGL's convolutions, ReLU and a linear decoder on the last layer, cross entropy on the
+training nodes; `-classes-last`: as in DGL's examples, the last convolution gives the logits.
+`FinalSelect`, `NDLSelect`, `AttnSelect`, `MetSelect`: ours, in their default setting; `-paper`:
+without deep supervision; `-DGL-convs`: on DGL's convolutions; `-once`: features aggregated once
+and for all (`propagate_once`, GCN and GIN). AttnSelect is timed at depth 2, hidden 64 only: its
+LSTM has the width of all layers. The paper's column has its own times, on a V100, as ratios."""
+
+HEAD = """\
+Rows of the classes of ogbn-arxiv's training nodes, drawn at random. Each cell is a multiple of the
+limit: torch's matrix products of the op alone, into memory that is there (for whitening: torch's
+Cholesky factors alone). Only moments can get below it, as a Gram matrix is symmetric. `_gradient`
+is forward and backward pass; moments, whitening and select_layer have no gradient. `head` is
+moments, whitening and select_layer together."""
+
+MEMORY = """\
+Peak of the resident memory beyond inputs and what was there before, in a process of its own.
+`head`: by rows of 3 layers of 64 features, 40 classes, with the results, 20 bytes a row; the
+exponent is that of the three largest. `epoch`: the third one of a GCN, depth 2, hidden 64."""
+
+GROWTH = """\
+Milliseconds of the head (moments, whitening, selection), one of its sizes varied and the others at
+{base}. The exponent of time ~ size^exponent is fitted by least squares within every round; median
+and quartiles."""
+
+BACKBONES = ("gcn", "gat", "gin")
+
+
+def report(paths: list[Path], again: list[Path], guard: Path | None, out: Path) -> str:
+    """Write `out` and the pictures beside it; returns the headline."""
+    runs, repeated = ({path.name: Run.load(path) for path in some} for some in (paths, again))
+    pictures = _pictures(runs, out.parent)
+    text = page(runs, pictures, repeated)
+    if guard:
+        text += f"\n{_guard(guard)}\n"
+    write_atomic(out, lambda file: file.write(text.encode()))
+    return headline(runs)
+
+
+def page(runs: dict[str, Run], pictures: dict[str, str], again: dict[str, Run]) -> str:
+    """The whole of it."""
+    parts = [INTRODUCTION, markdown(_files(runs | again))]
+    for title, kind, section in SECTIONS:
+        found = [(name, run) for name, run in runs.items() if run.races(kind)]
+        if not found:
+            continue
+        parts.append(f"## {title}")
+        parts += [TEXTS[kind]] if kind in TEXTS else []
+        if kind in pictures:
+            parts.append(f"![{title}]({pictures[kind]})")
+        for name, run in found:
+            parts += section(run, f"{name}: {run.data()}" + ", freed memory kept" * run.kept)
+    if again:
+        parts += _agreement(again if len(again) > 1 else runs | again)
+    return "\n\n".join(parts) + "\n"
+
+
+def _files(runs: dict[str, Run]) -> Table:
+    header = ["file", "set", "date", "commit", "measured on"]
+    rows = [[name, run.scope, run.date, run.commit, run.stamp()] for name, run in runs.items()]
+    return header, rows
+
+
+def _epochs(run: Run, where: str) -> list[str]:
+    parts = []
+    for backbone in BACKBONES:
+        base = run.race("epoch", backbone=backbone, depth=2, hidden=64)
+        if base:
+            parts.append(f"### {backbone.upper()}, depth 2, hidden 64 ({where})")
+            parts.append(markdown(_epoch_table(base, backbone.upper())))
+        for other in ("plain-DGL", "FinalSelect"):
+            grid = _grid(run, backbone, other)
+            if len(grid[0]) > 2:
+                parts.append(f"{backbone.upper()}, of {other}, by depth and hidden width:")
+                parts.append(markdown(grid))
+    return parts
+
+
+def _epoch_table(race: list[Entry], backbone: str) -> Table:
+    """Beside the paper's ratios, where it has them."""
+    header = ["", "ms", "of plain-DGL", "of FinalSelect", "of FinalSelect, same setting"]
+    header += ["paper, of FinalSelect", "rounds"]
+    seconds, rows = EPOCH_SECONDS[backbone], []
+    for each in race:
+        name = provider(each)
+        paper = {"MetSelect-paper": "MetSelect"}.get(name, name)
+        printed = seconds[paper] / seconds["FinalSelect"] if paper in seconds else None
+        rows.append(
+            [
+                name,
+                milliseconds(each),
+                of(each, "plain-DGL"),
+                of(each, "FinalSelect"),
+                of(each, same_setting(name)),
+                "-" if printed is None or name == "MetSelect" else f"{printed:.2f}",
+                str(each["stats"]["rounds"]),
+            ]
+        )
+    return header, rows
+
+
+def same_setting(name: str) -> str:
+    """FinalSelect as `name` is run."""
+    endings = ("-DGL-convs", "-once")
+    return "FinalSelect" + next((end for end in endings if name.endswith(end)), "")
+
+
+def _grid(run: Run, backbone: str, other: str) -> Table:
+    """Ratios to `other` at every depth and width that was run."""
+    races = [race for race in run.races("epoch") if info(race[0], "at")["backbone"] == backbone]
+    header = [""]
+    cells: dict[str, list[str]] = {}
+    for column, race in enumerate(races):
+        at = info(race[0], "at")
+        header.append(f"{at['depth']}, {at['hidden']}")
+        for each in race:
+            row = cells.setdefault(provider(each), [])
+            row += ["-"] * (column - len(row)) + [of(each, other)]
+    rows = [[name, *row, *["-"] * (len(races) - len(row))] for name, row in cells.items()]
+    return header, rows
+
+
+def _heads(run: Run, where: str) -> list[str]:
+    parts = []
+    for width in sorted({info(race[0], "at")["D"] for race in run.races("head")}):
+        races = [race for race in run.races("head") if info(race[0], "at")["D"] == width]
+        at = info(races[0][0], "at")
+        sizes = f"{at['n']:,} rows, {at['L']} layers, {at['C']} classes, {width} features"
+        parts += [f"### {sizes}", markdown(_head_table(races))]
+    return parts
+
+
+LIMITS = ("bare-products", "bare-Cholesky")
+COLUMNS = "reference paper-formula careful-torch torch.cdist scipy.cdist sklearn-LDA native".split()
+
+
+def _head_table(races: list[list[Entry]]) -> Table:
+    shown = {provider(each) for race in races for each in race}
+    columns = [name for name in COLUMNS if name in shown]
+    header = ["op", *columns, "native: share of the limit", "native of reference"]
+    header.append("native of careful-torch")
+    rows = []
+    for race in races:
+        by_name = {provider(each): each for each in race}
+        limit = next((name for name in LIMITS if name in by_name), "")
+        native = by_name.get("native")
+        found = info(native, "ratios").get(limit) if native else None
+        rows.append(
+            [
+                info(race[0], "at")["op"],
+                *(of(by_name.get(name), limit) for name in columns),
+                "-" if found is None else f"{100 / found['median']:.0f} %",
+                of(native, "reference"),
+                of(native, "careful-torch"),
+            ]
+        )
+    return header, rows
+
+
+def _races(run: Run, kind: str, where: str) -> list[str]:
+    parts = [f"{where}:"]
+    for race in run.races(kind):
+        parts += [f"### {race[0]['group']}", markdown(race_table(race))]
+    return parts
+
+
+def _inference(run: Run, where: str) -> list[str]:
+    return _races(run, "inference", where)
+
+
+def _startup(run: Run, where: str) -> list[str]:
+    return _races(run, "startup", where)
+
+
+def _memory(run: Run, where: str) -> list[str]:
+    parts = [f"{where}:"]
+    for race in run.races("memory"):
+        parts += [f"### {race[0]['group']}", markdown(memory_table(race))]
+    return parts
+
+
+def _growth(run: Run, where: str) -> list[str]:
+    at = info(run.races("growth")[0][0], "at")
+    base = ", ".join(f"{letter} = {at[letter]:,}" for letter in "nLCD")
+    tables = [markdown(growth_table(race)) for race in run.races("growth")]
+    return [GROWTH.format(base=base), *tables]
+
+
+TEXTS = {"epoch": EPOCHS, "head": HEAD, "memory": MEMORY}
+SECTIONS = (
+    ("Epochs", "epoch", _epochs),
+    ("The head, op by op", "head", _heads),
+    ("Inference over all nodes", "inference", _inference),
+    ("Start-up", "startup", _startup),
+    ("Memory", "memory", _memory),
+    ("Growth", "growth", _growth),
+)
+
+
+def _agreement(runs: dict[str, Run]) -> list[str]:
+    """Of each with the next one."""
+    parts = ["## Do two runs agree?"]
+    for (name, run), (other, again) in pairwise(runs.items()):
+        total, differing = disagreement(run, again)
+        agreeing = total - len(differing[1])
+        parts.append(f"{name} and {other}: {agreeing} of {total} ratios agree within 10 %.")
+        if differing[1]:
+            parts += ["These do not:", markdown(differing)]
+    return parts
+
+
+GUARD = """\
+## The guard against regressions
+
+`make test` measures our ops at {n:,} rows, {L} layers, {C} classes, {D} features, in one thread, as
+multiples of their bare products, and fails above the bound ({name}, {runs} runs each way; smallest
+and largest of their medians). An op that does its work twice is above the bound in all of them but
+{missed}."""
+
+
+def _guard(path: Path) -> str:
+    """How the guard's ratios varied over its runs."""
+    said = json.loads(path.read_text())
+    runs, bounds = said["runs"], said["bounds"]
+    header = ["op", *runs, "twice, smallest", "bound"]
+    rows, missed = [], 0
+    for op, bound in bounds.items():
+        ours = {way: [each[op]["native"] for each in some] for way, some in runs.items()}
+        twice = [each[op]["twice"] for some in runs.values() for each in some]
+        missed += sum(each <= bound for each in twice)
+        cells = [f"{min(some):.2f} to {max(some):.2f}" for some in ours.values()]
+        rows.append([op, *cells, f"{min(twice):.2f}", f"{bound:.2f}"])
+    number = len(next(iter(runs.values())))
+    text = GUARD.format(**said["rows"], name=path.name, runs=number, missed=missed)
+    return f"{text}\n\n{markdown((header, rows))}"
+
+
+def headline(runs: dict[str, Run]) -> str:
+    """What the README quotes."""
+    lines = []
+    for run in (run for run in runs.values() if run.race("epoch", depth=2, hidden=64)):
+        header = ["epoch as a share of", *(name.upper() for name in BACKBONES)]
+        rows = [
+            [f"{name} / {other}", *(_quoted(run, backbone, name, other) for backbone in BACKBONES)]
+            for name, other in QUOTED
+        ]
+        kept = "freed memory kept by all" if run.kept else "freed memory returned by all"
+        lines += [f"{run.data()}; {kept}:", markdown((header, rows))]
+    return "\n\n".join(lines)
+
+
+QUOTED = (
+    ("MetSelect-DGL-convs", "FinalSelect-DGL-convs"),
+    ("MetSelect", "plain-DGL"),
+    ("MetSelect", "FinalSelect"),
+    ("MetSelect-once", "plain-DGL"),
+    ("MetSelect-once", "FinalSelect-once"),
+    ("MetSelect-paper-once", "FinalSelect-once"),
+)
+
+
+def _quoted(run: Run, backbone: str, name: str, other: str) -> str:
+    race = run.race("epoch", backbone=backbone, depth=2, hidden=64)
+    entry = next((each for each in race if provider(each) == name), None)
+    return of(entry, other)
+
+
+def _pictures(runs: dict[str, Run], folder: Path) -> dict[str, str]:
+    """Drawn into the folder; their file names by section."""
+    from ..plots import plot_epochs, plot_growth, plot_memory
+
+    drawn = {}
+    for run in runs.values():
+        if run.race("epoch", depth=2, hidden=64) and not run.kept:
+            plot_epochs(_bars(run), run.data(), folder / "epoch.png")
+            drawn["epoch"] = "epoch.png"
+        if run.races("growth"):
+            plot_growth(_curves(run), folder / "growth.png")
+            drawn["growth"] = "growth.png"
+        head = run.race("memory", what="head")
+        if head:
+            peaks = {provider(each): info(each, "peaks") for each in head}
+            plot_memory(peaks, folder / "memory.png")
+            drawn["memory"] = "memory.png"
+    return drawn
+
+
+def _bars(run: Run) -> dict[str, dict[str, dict]]:
+    """Ratios to the plain DGL loop by backbone and provider."""
+    bars = {}
+    for backbone in BACKBONES:
+        race = run.race("epoch", backbone=backbone, depth=2, hidden=64)
+        ratios = {provider(each): info(each, "ratios").get("plain-DGL") for each in race}
+        bars[backbone.upper()] = {name: found for name, found in ratios.items() if found}
+    return bars
+
+
+def _curves(run: Run) -> dict[str, dict[str, tuple]]:
+    """By axis and provider: sizes, seconds, exponent."""
+    curves = {}
+    for race in run.races("growth"):
+        axis = curves.setdefault(info(race[0], "at")["axis"], {})
+        for name in dict.fromkeys(info(each, "of") for each in race):
+            points = [each for each in race if info(each, "of") == name]
+            points.sort(key=lambda each: info(each, "size"))
+            sizes = [info(each, "size") for each in points]
+            seconds = [each["stats"]["median"] for each in points]
+            fitted = exponent(points)["median"] if len(points) > 1 else None
+            axis[name] = sizes, seconds, fitted
+    return curves
