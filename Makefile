@@ -49,19 +49,25 @@ kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write d
 cuda-build-check: ## build the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py
 
-bench: .venv/ready ## time epochs and ops against DGL, plain torch and others (ten minutes)
-	$(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json build/bench.json
+BENCH := $(BIN)/python -m pytest benchmarks --benchmark-only
+RESULTS := benchmarks/results
 
-bench-full: .venv/ready ## all sizes, twice the quick set, and the guard: writes benchmarks/RESULTS.md (two hours)
-	$(BIN)/python -m pytest benchmarks --benchmark-only --set full --benchmark-json $(RESULTS)/full.json
-	$(BIN)/python -m pytest benchmarks --benchmark-only --keep-memory -k epoch --benchmark-json $(RESULTS)/full-kept.json
-	for n in 1 2; do $(BIN)/python -m pytest benchmarks --benchmark-only --benchmark-json $(RESULTS)/quick-$$n.json || exit 1; done
-	$(BIN)/python -m benchmarks.guard $(RESULTS)/guard.json
+bench: .venv/ready ## time epochs and ops against DGL, plain torch and others (ten minutes)
+	@mkdir -p build
+	$(BENCH) --benchmark-json build/bench.json
+
+# The results are moved at the end: files that change would be noted beside the commit.
+bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agrees: benchmarks/RESULTS.md (an hour)
+	@mkdir -p build/bench $(RESULTS)
+	$(BENCH) --set full --benchmark-json build/bench/full.json
+	$(BENCH) --keep-memory -k epoch --benchmark-json build/bench/kept.json
+	for n in 1 2; do $(BENCH) --benchmark-json build/bench/quick-$$n.json || exit 1; done
+	$(BIN)/python -m benchmarks.guard build/bench/guard.json
+	mv build/bench/*.json $(RESULTS)/
 	$(MAKE) bench-report
 
-RESULTS := benchmarks/results
 bench-report: .venv/ready
-	$(BIN)/metselect bench report $(sort $(wildcard $(RESULTS)/full*.json)) --again $(RESULTS)/quick-*.json \
+	$(BIN)/metselect bench report $(addprefix $(RESULTS)/,full.json kept.json) --again $(RESULTS)/quick-*.json \
 	  --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
 
 lint: .venv/ready ## check style, change nothing

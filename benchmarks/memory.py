@@ -2,7 +2,7 @@
 there before, as the system saw it, in this process of its own.
 
 `head PROVIDER N...`: of moments, whitening and selection at N rows of 3 layers. `epoch PROVIDER
-DATASET [DATA_DIR]`: of the third epoch of a GCN.
+DATASET [DATA_DIR]`: of a GCN and its first three epochs, beyond the dataset.
 """
 
 import ctypes
@@ -14,8 +14,9 @@ from pathlib import Path
 
 from metselect_dgl.data import load_dataset
 
+from .inputs import Inputs, Rows
 from .models import PROVIDERS, Epochs, Size
-from .ops import Inputs, Rows, head
+from .ops import head
 
 
 def status(field: str) -> int:
@@ -40,10 +41,14 @@ def of_head(name: str, sizes: list[int]) -> dict[str, dict]:
 
 def of_epoch(name: str, where: list[str]) -> dict[str, dict]:
     data = load_dataset(*where)
-    epoch = Epochs(PROVIDERS[name], Size(), data)
-    for _ in range(2):  # after which caches and optimizer are there
-        epoch()
-    return {str(data.graph.num_nodes()): peak(epoch)}
+    data.split(0)
+
+    def epochs() -> None:
+        epoch = Epochs(PROVIDERS[name], Size(), data)
+        for _ in range(3):
+            epoch()
+
+    return {str(data.graph.num_nodes()): peak(epochs)}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metselect_dgl import nn, reference
 from metselect_dgl.data import NodeDataset
+from metselect_dgl.experiments.bench import same_setting
 
 from .providers import ClassesLastGNN, PlainGNN
 
@@ -96,11 +97,8 @@ PROVIDERS = {
 
 def against(name: str) -> tuple[str, ...]:
     """A plain DGL loop, our FinalSelect, and FinalSelect of the same setting."""
-    same = "FinalSelect" + "".join(
-        ending for ending in ("-DGL-convs", "-once") if name.endswith(ending)
-    )
-    every = dict.fromkeys(["plain-DGL", "FinalSelect", same])
-    return tuple(other for other in every if other != name)
+    every = dict.fromkeys(["plain-DGL", "FinalSelect", same_setting(name)])
+    return tuple(other for other in every if other not in (name, ""))
 
 
 def absent(name: str, size: Size, data: NodeDataset) -> str:
@@ -145,9 +143,12 @@ class Epochs:
         expected = _expected(self.provider.reference(), self.size, self.data)
         found = _slope(self)
         close(found.pop(""), expected[""], "loss", 1e-4)
+        if self.provider.kind == "PlainGNN":
+            found = {_in_final(name): gradient for name, gradient in found.items()}
+        missing = {name for name, each in expected.items() if each.any()} - {"", *found}
+        assert not missing, f"no gradient to {', '.join(sorted(missing))}"
         rounding = 1e-6 * max(gradient.norm().item() for gradient in found.values())
         for name, gradient in found.items():
-            name = name if name in expected else _in_final(name)
             close(gradient, expected[name], f"gradient to {name}", 1e-2, rounding)
 
 

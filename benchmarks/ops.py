@@ -1,12 +1,7 @@
 """The head's ops one by one and together: for each the reference, careful eager torch, ours, what
-else a user would pick, and its bare matrix products, below which no implementation can get.
-
-Every contestant gets the same inputs: rows of the classes of ogbn-arxiv's training nodes."""
+else a user would pick, and its matrix products alone."""
 
 from collections.abc import Callable
-from copy import copy
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,110 +10,33 @@ from torch import Tensor
 
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
-from metselect_dgl.data.synthetic import ARXIV_TRAIN_PER_CLASS
+from metselect_dgl.experiments.bench import LIMITS
 
+from .inputs import EPS, Inputs
 from .models import close
 from .providers import (
-    _log_odds,
     bare_products,
+    careful_loss,
     careful_torch,
     fitted_lda,
     lda_logits,
     lda_of_every_layer,
+    log_odds_of,
     paper_formula,
-    plain_loss,
 )
 from .race import Contestant
 
 ours = torch.ops.metselect
-LIMIT = "bare-products"
-EPS = torch.finfo(torch.float32).eps
-
-
-@dataclass(frozen=True)
-class Rows:
-    """n rows of L layers of D features, of C classes that are as frequent as in ogbn-arxiv."""
-
-    n: int = int(ARXIV_TRAIN_PER_CLASS.sum())
-    L: int = 3
-    C: int = 40
-    D: int = 64
-
-    def draw(self) -> tuple[list[Tensor], Tensor]:
-        """(layers, labels): correlated rows, with class means a little apart."""
-        draw = torch.Generator().manual_seed(0)
-        share = torch.from_numpy(np.resize(ARXIV_TRAIN_PER_CLASS, self.C)).double()
-        labels = torch.multinomial(share, self.n, True, generator=draw)
-        labels[: self.C] = torch.arange(self.C)  # every class has a row
-        layers = []
-        for _ in range(self.L):
-            means = torch.randn(self.C, self.D, generator=draw) / 2
-            mix = torch.randn(self.D, self.D, generator=draw) / self.D**0.5
-            noise = torch.randn(self.n, self.D, generator=draw)
-            layers.append(means[labels] + noise @ mix)
-        return layers, labels
-
-
-class Inputs:
-    """What the ops take, each from the one before."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows, (self.layers, self.labels) = rows, rows.draw()
-        self.index, self.valid = rows.L * [None], torch.ones(rows.C, dtype=torch.bool)
-        self.temperature = torch.ones(rows.L)
-        moments = MF.moments(self.layers, self.labels, rows.C)
-        self.shifts, self.covariances = moments.shifts, moments.covariances()
-        oas = MF._oas(torch.stack(self.covariances), moments.count.sum())
-        self.rho = oas.clamp(min=16 * rows.D * EPS)  # the least that the package takes
-        self.means = [mean.float() for mean in moments.means()]
-        factors = reference.whitening(self.covariances, self.rho, EPS)
-        self.factors = [factor.float() for factor in factors]
-        draw = torch.Generator().manual_seed(1)
-        self.weights = [torch.randn(rows.C, rows.D, generator=draw) / 8 for _ in self.layers]
-        self.biases = [torch.zeros(rows.C) for _ in self.layers]
-        self.layer = torch.randint(rows.L, (rows.n,), generator=draw)
-        self.known: dict[str, object] = {}
-
-    def expected(self, op: str):
-        """What the op is by definition: the reference, in float64."""
-        if op not in self.known:
-            wide = copy(self)
-            names = "layers shifts means factors weights biases temperature".split()
-            vars(wide).pop("pull", None)  # made anew
-            vars(wide).update((name, double(getattr(self, name))) for name in names)
-            runs = OPS[op](wide)
-            self.known[op] = runs.get("reference", runs["careful-torch"])()
-        return self.known[op]
-
-    @cached_property
-    def pull(self) -> Tensor:
-        """A gradient to the distances."""
-        draw = torch.Generator().manual_seed(2)
-        some = torch.rand(self.rows.L, self.rows.n, self.rows.C, generator=draw)
-        return some.to(self.means[0].dtype) / self.rows.n
-
-    @property
-    def metric(self) -> tuple:
-        return self.layers, self.means, self.factors, self.valid
-
-    @property
-    def decoders(self) -> tuple:
-        return self.layers, self.weights, self.biases, self.layer, self.labels, self.index
-
-
-def double(value: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
-    return value.double() if isinstance(value, Tensor) else [each.double() for each in value]
+LIMIT, CHOLESKY = LIMITS
 
 
 Op = Callable[[Inputs], dict[str, Callable]]
 
 
 def moments(x: Inputs) -> dict[str, Callable]:
-    given = x.layers, x.labels, x.index, x.shifts
-    count = torch.bincount(x.labels, minlength=x.rows.C).unsqueeze(1)
-
     def careful():
         means, covariances = [], []
+        count = torch.bincount(x.labels, minlength=x.rows.C).unsqueeze(1)
         for h in x.layers:
             mean = h.new_zeros(x.rows.C, x.rows.D).index_add_(0, x.labels, h) / count
             r = h - mean[x.labels]
@@ -126,22 +44,24 @@ def moments(x: Inputs) -> dict[str, Callable]:
             covariances.append(r.T @ r / (x.rows.n - 1))
         return means, covariances
 
-    def estimated(op):
-        made = MF.Moments(*_with_shifts(op(*given), x.shifts))
-        return made.means(), made.covariances()
-
     grams = [h.new_empty(x.rows.D, x.rows.D) for h in x.layers]
     return {
-        "reference": lambda: estimated(reference.moments),
+        "reference": lambda: estimates(estimated(reference.moments, x)),
         "careful-torch": careful,
-        "native": lambda: estimated(ours.moments),
+        "native": lambda: estimates(estimated(ours.moments, x)),
         LIMIT: lambda: [torch.mm(h.T, h, out=g) for h, g in zip(x.layers, grams, strict=True)],
     }
 
 
-def _with_shifts(made: tuple, shifts: list[Tensor]) -> tuple:
-    count, sums, grams = made
-    return count, shifts, sums, grams
+def estimated(op: Callable, x: Inputs) -> MF.Moments:
+    """By one of the engines, its shifts included."""
+    shifts = MF._sampled_means(x.layers, x.labels, x.rows.C, x.index)
+    count, sums, grams = op(x.layers, x.labels, x.index, shifts)
+    return MF.Moments(count, shifts, sums, grams)
+
+
+def estimates(found: MF.Moments) -> tuple[list[Tensor], list[Tensor]]:
+    return found.means(), found.covariances()
 
 
 def whitening(x: Inputs) -> dict[str, Callable]:
@@ -161,7 +81,7 @@ def whitening(x: Inputs) -> dict[str, Callable]:
         "reference": lambda: reference.whitening(*given),
         "careful-torch": careful,
         "native": lambda: ours.whitening(*given),
-        "bare-Cholesky": lambda: torch.linalg.cholesky_ex(stacked),
+        CHOLESKY: lambda: torch.linalg.cholesky_ex(stacked),
     }
 
 
@@ -259,7 +179,7 @@ def select_layer(x: Inputs) -> dict[str, Callable]:
         return best(logits)
 
     def best(logits):
-        score, layer = torch.stack([_log_odds(each, x.labels) for each in logits]).max(0)
+        score, layer = torch.stack([log_odds_of(each, x.labels) for each in logits]).max(0)
         return layer, score
 
     def op(function):
@@ -289,10 +209,9 @@ def select_layer(x: Inputs) -> dict[str, Callable]:
 
 def selected_cross_entropy(x: Inputs) -> dict[str, Callable]:
     """The loss with deep supervision, forward pass alone."""
-    plain = *x.decoders[:5], slice(None)
     return {
         "reference": lambda: reference.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
-        "careful-torch": lambda: plain_loss(*plain),
+        "careful-torch": lambda: careful_loss(*x.decoders[:5]),
         "native": lambda: ours.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
         LIMIT: _decoder_products(x, backward=False),
     }
@@ -318,9 +237,7 @@ def selected_cross_entropy_gradient(x: Inputs) -> dict[str, Callable]:
 
     return {
         "reference": by_reference,
-        "careful-torch": lambda: by_autograd(
-            lambda: plain_loss(*leaves, x.layer, x.labels, slice(None))
-        ),
+        "careful-torch": lambda: by_autograd(lambda: careful_loss(*leaves, x.layer, x.labels)),
         "native": lambda: by_autograd(by_op),
         LIMIT: _decoder_products(x, backward=True),
     }
@@ -348,7 +265,18 @@ def _decoder_products(x: Inputs, backward: bool) -> Callable:
 def head(x: Inputs) -> dict[str, Callable]:
     """Moments, whitening and selection in training: all that choosing a layer costs."""
     given = x.layers, x.labels, x.rows.C, x.rho.to(x.layers[0].dtype)
+
+    def by_reference():
+        found, dtype = estimated(reference.moments, x), x.layers[0].dtype
+        means, covariances = estimates(found)
+        factors = reference.whitening(covariances, x.rho, EPS)
+        constants = ([each.to(dtype) for each in part] for part in (means, factors))
+        rest = x.valid, x.temperature, x.index, x.labels, "confidence"
+        layer, _, score = reference.select_layer(x.layers, *constants, *rest)
+        return layer, score
+
     return {
+        "reference": by_reference,
         "paper-formula": lambda: paper_formula(*given),
         "careful-torch": lambda: careful_torch(*given),
         "sklearn-LDA": lambda: lda_of_every_layer(*given),
@@ -382,10 +310,9 @@ OPS: dict[str, Op] = {
         head,
     )
 }
-BARE = (LIMIT, "bare-Cholesky")  # they do less than the op and give no result
 PROVIDERS = {
     "moments": ("reference", "careful-torch", "native", LIMIT),
-    "whitening": ("reference", "careful-torch", "native", "bare-Cholesky"),
+    "whitening": ("reference", "careful-torch", "native", CHOLESKY),
     "class_distances": (
         *("reference", "careful-torch", "torch.cdist", "scipy.cdist"),
         *("native", LIMIT),
@@ -397,24 +324,32 @@ PROVIDERS = {
     ),
     "selected_cross_entropy": ("reference", "careful-torch", "native", LIMIT),
     "selected_cross_entropy_gradient": ("reference", "careful-torch", "native", LIMIT),
-    "head": ("paper-formula", "careful-torch", "sklearn-LDA", "native", LIMIT),
+    "head": (
+        *("reference", "paper-formula", "careful-torch", "sklearn-LDA"),
+        *("native", LIMIT),
+    ),
 }
+
+
+def expected(op: str, x: Inputs):
+    """What the op is by definition: the reference, in float64."""
+    if op not in x.known:
+        x.known[op] = OPS[op](x.double())["reference"]()
+    return x.known[op]
 
 
 def contestants(op: str, x: Inputs) -> dict[str, Contestant]:
     """Of one op, each measured against the reference, careful torch and the bare products, and
-    checked against the reference in float64."""
+    checked against the reference in float64, unless it is the products alone."""
     runs = OPS[op](x)
-    named = ("reference", "paper-formula", "careful-torch", *BARE)
-    others = [name for name in named if name in runs]
-    return {
-        name: Contestant(
-            run,
-            tuple(other for other in others if other != name),
-            *([] if name in BARE else [lambda run=run: same(run(), x.expected(op))]),
-        )
-        for name, run in runs.items()
-    }
+    named = ("reference", "paper-formula", "careful-torch", *LIMITS)
+    entered = {}
+    for name, run in runs.items():
+        others = tuple(other for other in named if other in runs and other != name)
+        entered[name] = Contestant(run, others)
+        if name not in LIMITS:
+            entered[name].check = lambda run=run: same(run(), expected(op, x))
+    return entered
 
 
 def same(found, expected) -> None:

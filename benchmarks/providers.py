@@ -51,7 +51,7 @@ def paper_formula(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
         inverse = torch.linalg.inv(shrunk)
         gaps = (h - mean[c] for c in range(n_classes))
         dist2 = torch.stack([(gap @ inverse * gap).sum(1) for gap in gaps], 1)
-        scores.append(_log_odds(-dist2 / 2, labels))
+        scores.append(log_odds_of(-dist2 / 2, labels))
     score, layer = torch.stack(scores).max(0)
     return layer, score
 
@@ -72,7 +72,7 @@ def careful_torch(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
         slope = torch.linalg.solve_triangular(factor.T, whitened, upper=True)
         offset = whitened.square().sum(0) / 2
         logits = torch.addmm(-offset.to(h.dtype), h, slope.to(h.dtype))
-        scores.append(_log_odds(logits, labels))
+        scores.append(log_odds_of(logits, labels))
     score, layer = torch.stack(scores).max(0)
     return layer, score
 
@@ -80,7 +80,7 @@ def careful_torch(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
 def lda_of_every_layer(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Tensor) -> Head:
     """scikit-learn's LinearDiscriminantAnalysis, fitted to each layer and asked about its rows."""
     scores = [
-        _log_odds(lda_logits(fitted_lda(h, labels, float(amount)), h), labels)
+        log_odds_of(lda_logits(fitted_lda(h, labels, float(amount)), h), labels)
         for h, amount in zip(layers, rho, strict=True)
     ]
     score, layer = torch.stack(scores).max(0)
@@ -105,7 +105,7 @@ def lda_logits(lda, h: Tensor) -> Tensor:
 
 
 def bare_products(layers: list[Tensor], n_classes: int) -> Callable[[], None]:
-    """The matrix products alone, into memory that is there: no head can be faster."""
+    """The matrix products of the head alone, of whole matrices into memory that is there."""
     slopes = [h.new_ones(h.shape[1], n_classes) for h in layers]
     grams = [h.new_empty(h.shape[1], h.shape[1]) for h in layers]
     scores = [h.new_empty(len(h), n_classes) for h in layers]
@@ -118,7 +118,7 @@ def bare_products(layers: list[Tensor], n_classes: int) -> Callable[[], None]:
     return run
 
 
-def _log_odds(logits: Tensor, labels: Tensor) -> Tensor:
+def log_odds_of(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels.unsqueeze(1))
     rest = logits.scatter(1, labels.unsqueeze(1), -torch.inf)
     return (own - rest.logsumexp(1, keepdim=True)).squeeze(1)
@@ -134,3 +134,12 @@ def plain_loss(layers, weights, biases, layer, labels, index, deep_supervision=1
     loss = F.cross_entropy(torch.stack(logits)[layer, every], labels)
     deep = sum(F.cross_entropy(each, labels) for each in logits) / len(logits)
     return loss + deep_supervision * deep
+
+
+def careful_loss(layers, weights, biases, layer, labels, deep_supervision=1.0) -> Tensor:
+    """The same with one cross entropy a layer, and no logits copied; all rows."""
+    every = zip(layers, weights, biases, strict=True)
+    losses = torch.stack(
+        [F.cross_entropy(F.linear(h, w, b), labels, reduction="none") for h, w, b in every]
+    )  # [L, n]
+    return losses.gather(0, layer.unsqueeze(0)).mean() + deep_supervision * losses.mean()

@@ -10,7 +10,7 @@ from .timing import paired_ratio, take_turns
 
 
 def nothing_to_check() -> None:
-    """Of a contestant that is the definition, or does no result."""
+    """Of a contestant that is the definition, or has no result."""
 
 
 @dataclass
@@ -53,10 +53,10 @@ class Race:
         the reason why one cannot take part. `share` of the usual time is given to each."""
         absent = {name: each for name, each in listed.items() if isinstance(each, str)}
         contestants = {name: each for name, each in listed.items() if name not in absent}
-        option = request.config.option
-        quick = option.set == "quick"
+        quick = request.config.getoption("set") == "quick"
+        rounds = request.config.getoption("rounds") or (9 if quick else 15)
+        seconds = share * (6 if quick else 8)
         entered = [name for name in picked(request) if name in contestants]
-        rounds, seconds = option.rounds or (9 if quick else 15), share * (6 if quick else 10)
         bar = _bar(request.config)
         return cls(kind, at, contestants, rounds, seconds, entered, bar, absent=absent)
 
@@ -82,8 +82,11 @@ class Race:
                 running[name] = self.contestants[name].run
         clocks = {name for name, each in self.contestants.items() if each.own_clock}
         self.turns = {}
-        if timed:
-            self.turns = take_turns(running, self.rounds, self.seconds, self.progress, clocks)
+        if timed and running:
+            try:
+                self.turns = take_turns(running, self.rounds, self.seconds, self.progress, clocks)
+            except Exception as error:
+                self.wrong |= dict.fromkeys(running, error)
 
     def report(self, name: str, benchmark) -> None:
         """Enter the turns of a contestant, and their ratios to the turns of others."""

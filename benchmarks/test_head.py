@@ -4,7 +4,8 @@ import pytest
 
 from metselect_dgl.ops import NATIVE
 
-from .ops import PROVIDERS, Inputs, Rows, contestants
+from .inputs import Inputs, Rows
+from .ops import PROVIDERS, contestants
 from .race import Race
 
 WIDTHS = (64, 128, 256)

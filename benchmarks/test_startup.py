@@ -1,11 +1,13 @@
 """What a new process costs: imports, and its first epoch, each in processes of its own."""
 
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from .race import Contestant, Race
 
@@ -19,9 +21,12 @@ FIRST = ("plain-DGL", "MetSelect")
 
 
 def new_process(*arguments: str) -> str:
-    """What it prints."""
+    """What it prints, with as many threads as there are here."""
     root, command = Path(__file__).parents[1], [sys.executable, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=root, env=os.environ | threads
+    )
     if done.returncode:
         raise AssertionError(done.stderr)
     return done.stdout
@@ -51,7 +56,7 @@ def race(request, pytestconfig):
     if what == "import":
         return Race.of(request, "startup", {"what": what}, imports())
     data = request.getfixturevalue("dataset")
-    listed = first_epochs(data.name, *filter(None, [pytestconfig.option.data_dir]))
+    listed = first_epochs(data.name, *filter(None, [pytestconfig.getoption("data_dir")]))
     return Race.of(request, "startup", {"what": what, "dataset": data.name}, listed, share=0.3)
 
 

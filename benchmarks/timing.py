@@ -2,6 +2,7 @@
 ratio of two turns of one round."""
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterable
 from math import ceil
@@ -23,24 +24,30 @@ def take_turns(
 ) -> dict[str, Turns]:
     """Seconds of every turn of every contestant, after a turn that does not count.
 
-    Every round begins with another contestant. Who has used up `seconds` sits out the remaining
-    rounds, except for the LEAST first ones. `clocks` are those that return the time themselves.
+    Every round has an order of its own, so that nobody always comes after the same one. Who has
+    used up `seconds` sits out the remaining rounds, except for the LEAST first ones. `clocks` are
+    those that return the time themselves.
     """
     gc.collect()
     gc.freeze()  # what is there now need not be looked at again
+    try:
+        return _take_turns(contestants, rounds, seconds, progress, clocks)
+    finally:
+        gc.unfreeze()
+
+
+def _take_turns(contestants, rounds, seconds, progress, clocks) -> dict[str, Turns]:
     first = {name: _turn(run, 1, name in clocks) for name, run in contestants.items()}
     repeats = {
         name: 1 if name in clocks else ceil(TURN / max(took, 1e-7)) for name, took in first.items()
     }
-    names, turns = list(contestants), {name: {} for name in contestants}
+    turns = {name: {} for name in contestants}
     for at in progress(range(rounds)):
         gc.collect()
-        start = at % len(names)
-        for name in names[start:] + names[:start]:
+        for name in random.Random(at).sample(list(contestants), len(contestants)):
             used = sum(turns[name].values()) * repeats[name]
             if at < LEAST or used < seconds:
                 turns[name][at] = _turn(contestants[name], repeats[name], name in clocks)
-    gc.unfreeze()
     return turns
 
 

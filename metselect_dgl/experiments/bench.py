@@ -1,4 +1,4 @@
-"""Runs of `pytest benchmarks`: their tables, the page made of them, and whether two runs agree.
+"""Runs of `pytest benchmarks`: their tables, and whether two of them agree.
 
 Everything that is printed is computed from the JSON that pytest-benchmark wrote."""
 
@@ -14,6 +14,7 @@ from .tables import text_table
 
 Entry = dict  # of pytest-benchmark's JSON
 Table = tuple[list[str], list[list[str]]]
+LIMITS = ("bare-products", "bare-Cholesky")  # they do less than an op, and give no result
 
 
 @dataclass
@@ -34,9 +35,10 @@ class Run:
             said = json.loads(Path(path).read_text())
             commit = said["commit_info"]["id"][:10]
             changed = " with changes" if said["commit_info"]["dirty"] else ""
+            said["benchmarks"][0]["stats"]["data"]  # which --benchmark-save leaves out
             found = (said[key] for key in ("benchmarks", "machine_info", "dataset", "set"))
             return cls(*found, commit + changed, said["datetime"][:10])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path} is not of our benchmarks ({type(error).__name__}: {error}); make it with "
                 "pytest benchmarks --benchmark-json FILE"
@@ -71,9 +73,11 @@ class Run:
         """What the numbers depend on, in one sentence."""
         versions = ", ".join(f"{name} {v}" for name, v in self.machine["versions"].items())
         cpu, threads = self.machine["cpu"], self.machine["threads"]
+        name, cores = cpu.get("brand_raw", "unknown CPU"), cpu.get("count", "?")
+        engines = " and ".join(sorted(set(self.machine["served_by"].values())))
         kept = "kept for the next tensor" if self.kept else "returned, as usual"
         return (
-            f"{cpu['brand_raw']}, {cpu['count']} cores, {threads} threads; {versions}; "
+            f"{name}, {cores} cores, {threads} threads; {versions}, ops by {engines}; "
             f"{self.data()}; freed memory {kept}"
         )
 
@@ -88,10 +92,14 @@ def provider(entry: Entry) -> str:
     return info(entry, "provider")
 
 
+def digits(value: float) -> str:
+    """Three of them, or all that are before the point."""
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def milliseconds(entry: Entry) -> str:
-    """The median time, to three digits."""
-    value = 1e3 * entry["stats"]["median"]
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    """The median time."""
+    return digits(1e3 * entry["stats"]["median"])
 
 
 def of(entry: Entry | None, other: str) -> str:
@@ -103,7 +111,14 @@ def of(entry: Entry | None, other: str) -> str:
 
 def around(found: dict[str, float]) -> str:
     """A median and its quartiles."""
-    return "{median:.2f} [{q1:.2f}, {q3:.2f}]".format(**found)
+    return f"{digits(found['median'])} [{digits(found['q1'])}, {digits(found['q3'])}]"
+
+
+def same_setting(name: str) -> str:
+    """FinalSelect as `name` is run; none for what is not ours."""
+    endings = ("-DGL-convs", "-once")
+    ending = next((end for end in endings if name.endswith(end)), "")
+    return "" if name.startswith("plain-DGL") else f"FinalSelect{ending}"
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -117,7 +132,7 @@ def race_table(race: list[Entry]) -> Table:
     named = dict.fromkeys(other for each in race for other in info(each, "ratios"))
     listed = [provider(each) for each in race if provider(each) in named]
     others = dict.fromkeys([*listed, *named])
-    header = ["", "ms", *(f"of {other}" for other in others), "rounds"]
+    header = ["", "ms", *(f"of {other}" for other in others), "turns"]
     rows = [
         [
             provider(each),
@@ -149,7 +164,7 @@ def growth_table(race: list[Entry]) -> Table:
     """Milliseconds of every provider at every size of an axis, and the exponent."""
     axis = info(race[0], "at")["axis"]
     sizes = sorted({info(each, "size") for each in race})
-    header = ["", *(f"{axis} = {size:,}" for size in sizes), "exponent", "rounds"]
+    header = ["", *(f"{axis} = {size:,}" for size in sizes), "exponent", "turns"]
     rows = []
     for name in dict.fromkeys(info(each, "of") for each in race):
         points = [each for each in race if info(each, "of") == name]
@@ -210,7 +225,7 @@ def disagreement(run: Run, again: Run, tolerance: float = 0.1) -> tuple[int, Tab
     for group, name, other in both:
         a, b = first[group, name, other], second[group, name, other]
         if not abs(b / a - 1) <= tolerance:
-            rows.append([group, name, other, f"{a:.2f}", f"{b:.2f}", f"{100 * (b / a - 1):+.0f} %"])
+            rows.append([group, name, other, digits(a), digits(b), f"{100 * (b / a - 1):+.0f} %"])
     return len(both), (["race", "provider", "of", "first", "second", "change"], rows)
 
 
