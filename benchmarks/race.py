@@ -54,8 +54,8 @@ class Race:
         absent = {name: each for name, each in listed.items() if isinstance(each, str)}
         contestants = {name: each for name, each in listed.items() if name not in absent}
         quick = request.config.getoption("set") == "quick"
-        rounds = request.config.getoption("rounds") or (9 if quick else 15)
-        seconds = share * (6 if quick else 8)
+        rounds = request.config.getoption("rounds") or (9 if quick else 13)
+        seconds = share * 6
         entered = [name for name in picked(request) if name in contestants]
         bar = _bar(request.config)
         return cls(kind, at, contestants, rounds, seconds, entered, bar, absent=absent)

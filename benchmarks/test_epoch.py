@@ -12,9 +12,9 @@ EVERYWHERE += ["FinalSelect-once", "MetSelect-once"]
 def mark(size: Size, name: str) -> list:
     """Quick: depth 2, hidden 64, and AttnSelect, which takes ten times as long as the others, only
     once. Full: depth or hidden varies, for the most important. All: both, and for all."""
-    slow = name.startswith("AttnSelect") and (size.backbone, name) != ("gcn", "AttnSelect")
     if size == Size(size.backbone):
-        return [pytest.mark.full] if slow else []
+        slow = name == "AttnSelect" and size.backbone != "gcn"
+        return [pytest.mark.all] * (name == "AttnSelect-once") + [pytest.mark.full] * slow
     varied = (size.depth > 2) + (size.hidden > 64)
     return [pytest.mark.full if varied == 1 and name in EVERYWHERE else pytest.mark.all]
 
