@@ -67,8 +67,8 @@ bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agre
 	$(MAKE) bench-report
 
 bench-report: .venv/ready
-	$(BIN)/metselect bench report $(addprefix $(RESULTS)/,full.json kept.json) --again $(RESULTS)/quick-*.json \
-	  --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
+	$(BIN)/metselect bench report $(filter-out %/guard.json,$(sort $(wildcard $(RESULTS)/*.json))) \
+	  --again $(RESULTS)/quick-*.json --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
 
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .

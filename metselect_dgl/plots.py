@@ -107,10 +107,17 @@ def plot_growth(curves: dict[str, dict[str, tuple]], path: Path) -> None:
         for name, (sizes, seconds, fitted) in providers.items():
             power = "" if fitted is None else f" ~ {axis}$^{{{fitted:.2f}}}$"
             axes.loglog(sizes, [1e3 * each for each in seconds], "o-", label=name + power)
+        _name_ticks(axes, {size for sizes, _, _ in providers.values() for size in sizes})
         axes.set_xlabel(axis)
         axes.legend(fontsize=8)
     panels[0][0].set_ylabel("ms")
     _save(figure, path)
+
+
+def _name_ticks(axes, sizes) -> None:
+    """Those that were measured, as plain numbers."""
+    axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)], fontsize=8)
+    axes.xaxis.minorticks_off()
 
 
 def plot_memory(peaks: dict[str, dict[str, float]], path: Path) -> None:
@@ -119,6 +126,7 @@ def plot_memory(peaks: dict[str, dict[str, float]], path: Path) -> None:
     for name, by_rows in peaks.items():
         rows = sorted(map(int, by_rows))
         axes.loglog(rows, [by_rows[str(n)] / 2**20 for n in rows], "o-", label=name)
+        _name_ticks(axes, rows)
     axes.set_xlabel("rows")
     axes.set_ylabel("MB beyond the inputs")
     axes.legend(fontsize=8)

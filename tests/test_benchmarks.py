@@ -20,7 +20,8 @@ from benchmarks.timing import LEAST, paired_ratio, take_turns
 from metselect_dgl import functional as MF
 from metselect_dgl.cli import main
 from metselect_dgl.data import arxiv_on_disk
-from metselect_dgl.experiments.bench import Run, disagreement, exponent
+from metselect_dgl.experiments.bench import Run, digits, disagreement, exponent
+from metselect_dgl.experiments.bench_report import report
 
 ROOT = Path(__file__).parents[1]
 
@@ -198,10 +199,11 @@ def arxiv_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def epochs_run(arxiv_dir, tmp_path_factory) -> tuple[str, Path]:
-    """(what was printed, JSON) of the per-epoch table on that folder."""
+    """(what was printed, JSON) of the per-epoch table on that folder, which is also saved."""
     file = tmp_path_factory.mktemp("run") / "epoch.json"
-    options = "-k epoch --rounds 3 --threads 1".split()
-    done = bench(*options, "--data-dir", str(arxiv_dir), "--benchmark-json", str(file))
+    options = ["--benchmark-save", "before", "--benchmark-storage", str(file.parent)]
+    options += ["--data-dir", str(arxiv_dir), "--benchmark-json", str(file)]
+    done = bench(*"-k epoch --rounds 3 --threads 1".split(), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, file
 
@@ -237,10 +239,9 @@ def test_the_json_is_stamped(epochs_run):
     assert set(ratios["plain-DGL"]) == {"median", "q1", "q3", "rounds"}
 
 
-def test_compare_with_a_saved_run(arxiv_dir, tmp_path):
+def test_compare_with_a_saved_run(arxiv_dir, epochs_run):
     options = ["-k", "epoch and gcn and FinalSelect-once", "--rounds", "3"]
-    options += ["--data-dir", str(arxiv_dir), "--benchmark-storage", str(tmp_path)]
-    assert bench(*options, "--benchmark-save", "before").returncode == 0
+    options += ["--data-dir", str(arxiv_dir), "--benchmark-storage", str(epochs_run[1].parent)]
     done = bench(*options, "--benchmark-compare", "--benchmark-compare-fail", "median:100000%")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FinalSelect-once] (0001_before)" in done.stdout
@@ -295,3 +296,42 @@ def test_exponents():
         for n in (10, 100, 1000)
     ]
     assert exponent(points)["median"] == pytest.approx(2)
+
+
+DIGITS = {
+    0.04321: "0.0432",
+    0.5: "0.500",
+    1.126: "1.13",
+    99.96: "100",
+    999.6: "1000",
+    1e5: "100000",
+}
+
+
+@pytest.mark.parametrize(("value", "shown"), DIGITS.items())
+def test_three_digits(value, shown):
+    assert digits(value) == shown
+
+
+def test_again_needs_a_run_of_the_same_kind(epochs_run, tmp_path, capsys):
+    _, file = epochs_run
+    other = tmp_path / "other.json"
+    said = json.loads(file.read_text())
+    other.write_text(json.dumps(said | {"set": "full"}))
+    page = tmp_path / "page.md"
+    command = ["bench", "report", str(file), "--out", str(page), "--again"]
+    assert main([*command, str(other)]) == 1
+    assert "no run is of the same set" in capsys.readouterr().err
+    other.write_text(json.dumps(said))
+    assert main([*command, str(other)]) == 0
+    assert re.search(r"epoch\.json and other\.json: (\d+) of \1 ratios agree", page.read_text())
+
+
+def test_the_committed_page_is_that_of_the_committed_runs(tmp_path):
+    results, page = ROOT / "benchmarks/results", tmp_path / "RESULTS.md"
+    runs = sorted({*results.glob("*.json")} - {results / "guard.json"})
+    said = report(runs, sorted(results.glob("quick-*.json")), results / "guard.json", page)
+    assert page.read_text() == (ROOT / "benchmarks/RESULTS.md").read_text()
+    assert said in (ROOT / "README.md").read_text()
+    for picture in tmp_path.glob("*.png"):
+        assert (ROOT / "benchmarks" / picture.name).exists()

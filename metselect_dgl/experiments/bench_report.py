@@ -71,8 +71,8 @@ BACKBONES = ("gcn", "gat", "gin")
 
 def report(paths: list[Path], again: list[Path], guard: Path | None, out: Path) -> str:
     """Write `out` and the pictures beside it; returns the headline."""
-    names = [path.name for path in (*paths, *again)]
-    unlike = len(set(names)) == len(names)
+    every = {*paths, *again}
+    unlike = len({path.name for path in every}) == len(every)
     runs, repeated = (
         {path.name if unlike else str(path): Run.load(path) for path in some}
         for some in (paths, again)
@@ -89,18 +89,34 @@ def page(runs: dict[str, Run], pictures: dict[str, str], again: dict[str, Run]) 
     """The whole of it."""
     parts = [INTRODUCTION, markdown(_files(runs | again))]
     for title, kind, section in SECTIONS:
-        found = [(name, run) for name, run in runs.items() if run.races(kind)]
+        found = _shown(runs, kind)
         if not found:
             continue
         parts.append(f"## {title}")
         parts += [TEXTS[kind]] if kind in TEXTS else []
         if kind in pictures:
             parts.append(f"![{title}]({pictures[kind]})")
-        for name, run in found:
-            parts += section(run, f"{name}: {run.data()}" + ", freed memory kept" * run.kept)
+        for name, run in found.items():
+            data = f": {run.data()}" if kind in ("epoch", "inference") else ""
+            parts += section(run, name + data + ", freed memory kept" * run.kept)
     if again:
         parts += _agreement(again if len(again) > 1 else _like(runs, again) | again)
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(runs: dict[str, Run], kind: str) -> dict[str, Run]:
+    """Those that have it; of quick ones the first, if it has a race that no other has. Freed
+    memory kept or not are two things."""
+    shown = {}
+    for kept in (False, True):
+        found = {name: run for name, run in runs.items() if run.kept == kept and run.races(kind)}
+        wide = {name: run for name, run in found.items() if run.scope != "quick"}
+        known = {race[0]["group"] for run in wide.values() for race in run.races(kind)}
+        for name, run in [each for each in found.items() if each[0] not in wide][:1]:
+            if {race[0]["group"] for race in run.races(kind)} - known:
+                wide[name] = run
+        shown |= wide
+    return shown
 
 
 def _files(runs: dict[str, Run]) -> Table:
@@ -158,7 +174,8 @@ def _grid(run: Run, backbone: str, other: str) -> Table:
         for each in race:
             row = cells.setdefault(provider(each), [])
             row += ["-"] * (column - len(row)) + [of(each, other)]
-    rows = [[name, *row, *["-"] * (len(races) - len(row))] for name, row in cells.items()]
+    full = {name: row + ["-"] * (len(races) - len(row)) for name, row in cells.items()}
+    rows = [[name, *row] for name, row in full.items() if row.count("-") < len(row) - 1]
     return header, rows
 
 
@@ -224,7 +241,7 @@ def _growth(run: Run, where: str) -> list[str]:
     at = info(run.races("growth")[0][0], "at")
     base = ", ".join(f"{letter} = {at[letter]:,}" for letter in "nLCD")
     tables = [markdown(growth_table(race)) for race in run.races("growth")]
-    return [f"{GROWTH.format(base=base)} ({where})", *tables]
+    return [GROWTH.format(base=base), f"{where}:", *tables]
 
 
 TEXTS = {"epoch": EPOCHS, "head": HEAD, "memory": MEMORY}
@@ -292,13 +309,13 @@ def _guard(path: Path) -> str:
 def headline(runs: dict[str, Run]) -> str:
     """What the README quotes."""
     parts = []
-    for run in runs.values():
-        if run.race("epoch", depth=2, hidden=64):
-            kept = "kept" if run.kept else "returned"
-            parts.append(f"Epochs on {run.data()}; freed memory {kept} by all:")
-            parts.append(markdown(_quoted_epochs(run)))
-        if run.race("head", op="head"):
-            parts += [QUOTED_HEAD, markdown(_quoted_heads(run))]
+    for run in _shown(runs, "epoch").values():
+        kept = "kept" if run.kept else "returned"
+        parts.append(f"Epochs on {run.data()}; freed memory {kept} by all:")
+        parts.append(markdown(_quoted_epochs(run)))
+    for run in _shown(runs, "head").values():
+        parts += [QUOTED_HEAD, markdown(_quoted_heads(run))]
+    for run in _shown(runs, "memory").values():
         if run.race("memory", what="head"):
             parts += [QUOTED_MEMORY, markdown(memory_table(run.race("memory", what="head")))]
     return "\n\n".join(parts)
@@ -342,18 +359,19 @@ def _pictures(runs: dict[str, Run], folder: Path) -> dict[str, str]:
     from ..plots import plot_epochs, plot_growth, plot_memory
 
     drawn = {}
-    for run in runs.values():
-        if run.race("epoch", depth=2, hidden=64) and not run.kept:
-            plot_epochs(_bars(run), run.data(), folder / "epoch.png")
-            drawn["epoch"] = "epoch.png"
-        if run.races("growth"):
-            plot_growth(_curves(run), folder / "growth.png")
-            drawn["growth"] = "growth.png"
-        head = run.race("memory", what="head")
-        if head:
-            peaks = {provider(each): info(each, "peaks") for each in head}
-            plot_memory(peaks, folder / "memory.png")
-            drawn["memory"] = "memory.png"
+    for kind in ("epoch", "growth", "memory"):
+        for run in list(_shown(runs, kind).values())[:1]:
+            file = folder / f"{kind}.png"
+            peaks = {provider(each): info(each, "peaks") for each in run.race(kind, what="head")}
+            if kind == "epoch":
+                plot_epochs(_bars(run), run.data(), file)
+            elif kind == "growth":
+                plot_growth(_curves(run), file)
+            elif peaks:
+                plot_memory(peaks, file)
+            else:
+                continue
+            drawn[kind] = file.name
     return drawn
 
 
