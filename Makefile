@@ -57,7 +57,7 @@ bench: .venv/ready ## time epochs and ops against DGL, plain torch and others (t
 	$(BENCH) --benchmark-json build/bench.json
 
 # The results are moved at the end: files that change would be noted beside the commit.
-bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agrees: benchmarks/RESULTS.md (an hour)
+bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agrees: benchmarks/RESULTS.md (two hours)
 	@mkdir -p build/bench $(RESULTS)
 	$(BENCH) --set full --benchmark-json build/bench/full.json
 	$(BENCH) --keep-memory -k epoch --benchmark-json build/bench/kept.json

@@ -1,12 +1,14 @@
 """`metselect bench report`: one page of Markdown and its pictures from the JSON of runs."""
 
 import json
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from ..files import write_atomic
 from .bench import (
     LIMITS,
+    TABLES,
     Entry,
     Run,
     Table,
@@ -19,7 +21,6 @@ from .bench import (
     milliseconds,
     of,
     provider,
-    race_table,
     same_setting,
 )
 from .paper import EPOCH_SECONDS
@@ -215,25 +216,11 @@ def _head_table(races: list[list[Entry]]) -> Table:
     return header, rows
 
 
-def _races(run: Run, kind: str, where: str) -> list[str]:
+def _races(kind: str, run: Run, where: str) -> list[str]:
+    """Every race of a kind as it is printed in the terminal."""
     parts = [f"{where}:"]
     for race in run.races(kind):
-        parts += [f"### {race[0]['group']}", markdown(race_table(race))]
-    return parts
-
-
-def _inference(run: Run, where: str) -> list[str]:
-    return _races(run, "inference", where)
-
-
-def _startup(run: Run, where: str) -> list[str]:
-    return _races(run, "startup", where)
-
-
-def _memory(run: Run, where: str) -> list[str]:
-    parts = [f"{where}:"]
-    for race in run.races("memory"):
-        parts += [f"### {race[0]['group']}", markdown(memory_table(race))]
+        parts += [f"### {race[0]['group']}", markdown(TABLES[kind](race))]
     return parts
 
 
@@ -248,9 +235,9 @@ TEXTS = {"epoch": EPOCHS, "head": HEAD, "memory": MEMORY}
 SECTIONS = (
     ("Epochs", "epoch", _epochs),
     ("The head, op by op", "head", _heads),
-    ("Inference over all nodes", "inference", _inference),
-    ("Start-up", "startup", _startup),
-    ("Memory", "memory", _memory),
+    ("Inference over all nodes", "inference", partial(_races, "inference")),
+    ("Start-up", "startup", partial(_races, "startup")),
+    ("Memory", "memory", partial(_races, "memory")),
     ("Growth", "growth", _growth),
 )
 
