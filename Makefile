@@ -1,7 +1,7 @@
 # The words that people and CI use; `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report results lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -69,6 +69,9 @@ bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agre
 bench-report: .venv/ready
 	$(BIN)/metselect bench report $(filter-out %/guard.json,$(sort $(wildcard $(RESULTS)/*.json))) \
 	  --again $(RESULTS)/quick-*.json --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
+
+results: .venv/ready ## the paper's tables and figures beside ours: docs/results.md (hours; goes on after a stop)
+	$(BIN)/metselect reproduce --out docs/results --page docs/results.md
 
 lint: .venv/ready ## check style, change nothing
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""`metselect ...`: train, compare, explain, bench, demo and doctor."""
+"""`metselect ...`: train, compare, reproduce, explain, bench, demo and doctor."""
 
 import argparse
 import dataclasses
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import __version__, doctor
 from .config import Config
+from .experiments.scope import FULL, QUICK, STUDIES
 from .files import write_atomic
 
 
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(required=True, metavar="WORD")
     _add_train(words)
     _add_compare(words)
+    _add_reproduce(words)
     _add_explain(words)
     _add_bench(words)
     word = _word(words, "demo", _demo, "train on the embedded dataset and show the choices")
@@ -146,7 +148,7 @@ def _add_compare(words) -> None:
         "--splits", type=_positive, default=10, help="the first so many (default: 10)"
     )
     word.add_argument("--seeds", type=_positive, default=1, help="runs per split (default: 1)")
-    word.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes")
+    _add_jobs(word)
     word.add_argument("--out", type=Path, help="folder (default: runs/compare-DATASET-BACKBONE)")
     _add_data_dir(word)
     _add_config(word, without=("selector", "split"))
@@ -175,6 +177,47 @@ def _compare(args) -> None:
     text = report(outcomes)
     write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
     print(f"\n{text}\n\nevery run: {out / 'results.jsonl'}")
+
+
+def _add_jobs(word) -> None:
+    word.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes")
+
+
+def _add_reproduce(words) -> None:
+    text = "the paper's tables and figures beside ours; the same command goes on after a stop"
+    word = _word(words, "reproduce", _reproduce, text)
+    known = ", ".join(STUDIES)
+    word.add_argument("studies", nargs="*", metavar="STUDY", help=f"{known} (default: all)")
+    word.add_argument("--quick", action="store_true", help="a taste in five minutes")
+    word.add_argument("--report", action="store_true", help="only make the page of what is there")
+    for name in ("datasets", "backbones", "selectors"):
+        text = f"some of {', '.join(getattr(FULL, name))} (default: all)"
+        word.add_argument(f"--{name}", nargs="+", metavar="NAME", help=text)
+    word.add_argument("--splits", type=_positive, help="the first so many (default: 10)")
+    _add_jobs(word)
+    word.add_argument("--out", type=Path, help="folder (default: runs/reproduce, or -quick)")
+    text = "where the page goes (default: results.md in the folder)"
+    word.add_argument("--page", type=Path, metavar="PAGE.md", help=text)
+    _add_data_dir(word)
+
+
+def _reproduce(args) -> None:
+    from .experiments.reproduce import reproduce
+    from .experiments.results_page import write_page
+
+    for name in args.studies:
+        if name not in STUDIES:
+            raise ValueError(f"study {name!r} is unknown; use some of {', '.join(STUDIES)}")
+    asked = {key: getattr(args, key) for key in ("datasets", "backbones", "selectors", "splits")}
+    scope = (QUICK if args.quick else FULL).narrowed(**asked)
+    out = args.out or Path("runs/reproduce-quick" if args.quick else "runs/reproduce")
+    if not args.report:
+        studies = args.studies or list(STUDIES)
+        for message in reproduce(studies, scope, args.data_dir, out, args.jobs):
+            print(f"left out: {message}")
+    page = args.page or out / "results.md"
+    print(write_page(out, page))
+    print(page)
 
 
 def _add_explain(words) -> None:

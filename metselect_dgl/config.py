@@ -79,6 +79,7 @@ class Config:
     weight_decay: float = _option(5e-4, "of Adam")
     epochs: int = _option(200, "at most")
     patience: int = _option(100, "stop after so many epochs without a better validation result")
+    validate_every: int = _option(1, "look at the validation nodes after every so many epochs")
     device: str = _option("cpu", "cpu, cuda, cuda:1, ...")
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Config:
         ):
             if name not in known:
                 raise ValueError(f"{kind} is {name!r}; use one of {', '.join(known)}")
-        for name in ("epochs", "patience", "num_layers", "hidden"):
+        for name in ("epochs", "patience", "validate_every", "num_layers", "hidden"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
 

@@ -1,4 +1,5 @@
-"""Pictures: which nodes chose which layer, what each layer thinks of one node, and benchmarks."""
+"""Pictures: which nodes chose which layer, what each layer thinks of one node, accuracy against
+depth or attack, and benchmarks."""
 
 from pathlib import Path
 
@@ -130,6 +131,55 @@ def plot_memory(peaks: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_xlabel("rows")
     axes.set_ylabel("MB beyond the inputs")
     axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
+    """Stacked bars of the share of nodes at every layer, by dataset; a panel for every backbone."""
+    size = (4 * len(shares), 3.6)
+    figure, panels = plt.subplots(
+        1, len(shares), figsize=size, sharey=True, layout="constrained", squeeze=False
+    )
+    for axes, (backbone, by_dataset) in zip(panels[0], shares.items(), strict=True):
+        table = np.array(list(by_dataset.values()))  # [datasets, L]
+        colors = plt.colormaps["viridis"](np.linspace(0.1, 0.9, table.shape[1]))
+        bottom = np.zeros(len(table))
+        for depth, color in enumerate(colors):
+            heights = table[:, depth]
+            axes.bar(list(by_dataset), heights, bottom=bottom, color=color, label=f"layer {depth}")
+            bottom += heights
+        axes.set_title(backbone)
+        axes.tick_params(axis="x", rotation=60)
+    panels[0][0].set_ylabel("share of test nodes")
+    panels[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    _save(figure, path)
+
+
+def plot_curves(
+    panels: dict[str, dict[str, dict[int, np.ndarray]]], across: str, path: Path, log: bool = False
+) -> None:
+    """Accuracy (mean and standard deviation over runs) against a number; a panel for every key."""
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    size = (5.2 * columns, 3.4 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes, (title, models) in zip(grid.flat, panels.items(), strict=False):
+        for number, (name, points) in enumerate(models.items()):
+            style = {"color": "0.3", "ls": "--"} if number == 0 else {"color": f"C{number - 1}"}
+            mean = [values.mean() for values in points.values()]
+            spread = [values.std(ddof=1) if len(values) > 1 else 0 for values in points.values()]
+            axes.errorbar(
+                list(points), mean, yerr=spread, marker="o", capsize=3, label=name, **style
+            )
+        if log:
+            axes.set_xscale("log", base=2)
+        _name_ticks(axes, {at for points in models.values() for at in points})
+        axes.set_title(title)
+        axes.set_xlabel(across)
+        axes.set_ylabel("accuracy, %")
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    grid.flat[0].legend(fontsize=8)
     _save(figure, path)
 
 

@@ -78,7 +78,7 @@ def train(
     """
     if os.environ.get("METSELECT_KEEP_MEMORY") == "1":
         ops.keep_freed_memory()
-    loop = _Loop(config, prepare(config, data), out)
+    loop = TrainingLoop(config, prepare(config, data), out)
     loop.resume()
     bar = tqdm(
         total=config.epochs,
@@ -91,17 +91,18 @@ def train(
         while not loop.finished():
             record = loop.epoch()
             bar.update()
-            bar.set_postfix(
-                loss=f"{record['loss']:.3f}",
-                val=f"{100 * record['val_accuracy']:.1f}",
-                refresh=False,
-            )
+            shown = {"loss": f"{record['loss']:.3f}"}
+            if "val_accuracy" in record:
+                shown["val"] = f"{100 * record['val_accuracy']:.1f}"
+            bar.set_postfix(shown, refresh=False)
             if loop.state.epoch % checkpoint_every == 0 or loop.finished():
                 loop.save()
     return loop.result()
 
 
-class _Loop:
+class TrainingLoop:
+    """One run, epoch by epoch; `data` as `prepare` gives it."""
+
     def __init__(self, config: Config, data: NodeDataset, out: Path | None) -> None:
         torch.manual_seed(config.seed)
         self.config, self.data, self.out = config, data, out and Path(out)
@@ -130,7 +131,7 @@ class _Loop:
         return enough or self.state.epoch >= self.config.epochs
 
     def epoch(self) -> dict:
-        """One step on the training nodes and one look at the validation nodes."""
+        """One step on the training nodes and, if it is due, one look at the validation nodes."""
         start, data, state = time.perf_counter(), self.data, self.state
         self.model.train()
         with without_logits(self.model):
@@ -138,27 +139,26 @@ class _Loop:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        held_out = self.validate()
-        labels = data.labels[self.split.val]
-        val_accuracy = accuracy(held_out.logits.argmax(1), labels)
-        val_loss = _finite_loss(held_out.logits, labels)
-        if state.better(val_accuracy, val_loss):
-            state.best_accuracy, state.best_loss, state.best_epoch = (
-                val_accuracy,
-                val_loss,
-                state.epoch,
-            )
-            state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
-        record = {
-            "epoch": state.epoch,
-            "loss": loss.item(),
-            "val_accuracy": val_accuracy,
-            "val_loss": val_loss,
-        }
+        record = {"epoch": state.epoch, "loss": loss.item()}
+        last = state.epoch + 1 == self.config.epochs
+        if last or (state.epoch + 1) % self.config.validate_every == 0:
+            record |= self.judge()
         state.history.append(record)
         state.epoch += 1
         state.seconds += time.perf_counter() - start
         return record
+
+    def judge(self) -> dict:
+        """Accuracy and loss on the validation nodes; keeps the model if they are the best."""
+        held_out, state = self.validate(), self.state
+        labels = self.data.labels[self.split.val]
+        val_accuracy = accuracy(held_out.logits.argmax(1), labels)
+        val_loss = _finite_loss(held_out.logits, labels)
+        if state.better(val_accuracy, val_loss):
+            state.best_accuracy, state.best_loss = val_accuracy, val_loss
+            state.best_epoch = state.epoch
+            state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
+        return {"val_accuracy": val_accuracy, "val_loss": val_loss}
 
     def validate(self) -> Selection:
         """What is said of the validation nodes, with moments and calibration renewed."""

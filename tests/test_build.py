@@ -239,6 +239,7 @@ def test_help_lists_every_word(checkout):
         "cuda-build-check",
         "bench",
         "bench-full",
+        "results",
         "lint",
         "format",
         "doctor",

@@ -20,7 +20,7 @@ from metselect_dgl.experiments import compare as comparing
 from metselect_dgl.experiments import demo as showing
 from metselect_dgl.experiments import explain as explaining
 
-WORDS = ["train", "compare", "explain", "bench", "demo", "doctor"]
+WORDS = ["train", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
 
 
@@ -170,7 +170,7 @@ def test_flags_reach_the_config(given, flags, settings):
 
 
 def test_compare(run, tiny_dir, tmp_path):
-    words = ["compare", *FAST, "--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop"]
+    words = ["compare", *FAST, "--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop", "--lr", 0.01]
     out = run(*words, "--selectors", "final", "metselect-paper", "--splits", 5)
     assert "2 splits, 1 seed(s), gcn" in out  # it has no more
     folder = tmp_path / "runs" / "compare-tiny-gcn"

@@ -2,16 +2,22 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tqdm import tqdm
 
 from metselect_dgl.config import Config
-from metselect_dgl.experiments import compare as comparing
-from metselect_dgl.experiments import grid
-from metselect_dgl.experiments.compare import GRID, check_selectors, compare, report
-from metselect_dgl.experiments.grid import run_grid, settings_grid
+from metselect_dgl.experiments import grid, tuning
+from metselect_dgl.experiments.compare import check_selectors, compare, report
+from metselect_dgl.experiments.grid import settings_grid
 
 BASE = Config(dataset="tiny", hidden=8, epochs=2)
+
+
+def run_grid(*args, jobs: int = 1):
+    """Without a bar to look at."""
+    return grid.run_grid(*args, jobs=jobs, bar=tqdm(disable=True))
 
 
 def row(config: Config, val: float, test: float, **more) -> dict:
@@ -33,16 +39,19 @@ def row(config: Config, val: float, test: float, **more) -> dict:
 
 @pytest.fixture
 def fabricate(monkeypatch):
-    """Let `compare` meet results that a function of the config makes up; returns what ran."""
+    """Let `compare` meet results that a function of the config makes up; returns what ran. The
+    dataset has 100 validation nodes a split, so that settings are compared on three."""
 
     def install(make):
         asked = []
 
-        def fake(configs, data_dir, results, *, jobs):
-            asked.extend(configs)
+        def fake(configs, data_dir, results, *, jobs, bar):
+            asked.extend(config for config in configs if config not in asked)
             return [make(config) for config in configs]
 
-        monkeypatch.setattr(comparing, "run_grid", fake)
+        data = SimpleNamespace(split=lambda number: SimpleNamespace(val=range(100)))
+        monkeypatch.setattr(tuning, "run_grid", fake)
+        monkeypatch.setattr(tuning, "read_dataset", lambda config, data_dir: data)
         return asked
 
     return install
@@ -57,43 +66,35 @@ def test_settings_grid_is_the_product():
     assert {(c.dataset, c.hidden) for c in configs} == {("tiny", 8)}
 
 
-# validation accuracy on two splits, test accuracy: by (weight_decay, self_loop)
-FABRICATED = {
-    (0.0, False): ([0.90, 0.10], 0.1),  # the best single run
-    (0.0, True): ([0.50, 0.60], 0.2),  # the best mean
-    (5e-4, False): ([0.49, 0.59], 0.9),  # the best test, always a little behind
-    (5e-4, True): ([0.45, 0.56], 0.3),
-}
-
-
-def fabricated(config):
-    val, test = FABRICATED[config.weight_decay, config.self_loop]
-    return row(config, val[config.split], test)
-
-
 def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
-    fabricate(fabricated)
-    (outcome,) = compare(BASE, ["metselect"], splits=2, out=tmp_path)
-    assert outcome.settings == {"weight_decay": 0.0, "self_loop": True}
-    assert [r["split"] for r in outcome.rows] == [0, 1]
-    assert outcome.test().tolist() == [0.2, 0.2]
-    assert outcome.mean("val_accuracy") == pytest.approx(0.55)
-    assert "chosen on validation for metselect: weight_decay 0.0, self_loop True" in report(
-        [outcome]
+    """With loops it is better on the three splits that count, and on test never."""
+
+    def make(config):
+        val = [0.9, 0.1, 0.1, 0.9][config.split] if not config.self_loop else 0.5
+        return row(config, val, 0.2 if config.self_loop else 0.9)
+
+    fabricate(make)
+    (outcome,) = compare(BASE, ["metselect"], splits=4, out=tmp_path)
+    assert outcome.settings == {"self_loop": True, "weight_decay": 5e-4, "lr": 0.01}
+    assert [r["split"] for r in outcome.rows] == [0, 1, 2, 3]
+    assert outcome.test().tolist() == [0.2] * 4
+    assert outcome.mean("val_accuracy") == pytest.approx(0.5)
+    assert (
+        "chosen on validation for metselect: self_loop True, weight_decay 0.0005, lr 0.01"
+        in report([outcome])
     )
 
 
 @pytest.mark.parametrize(
-    ("val", "decay"),
-    [([0.56, 0.53], 5e-4), ([0.45, 0.50], 0.0)],
+    ("gaps", "decay"),
+    [([0.03, -0.02, 0.0], 5e-4), ([0.03, 0.02, 0.02], 0.0)],
     ids=["level-with-the-best", "behind"],
 )
-def test_settings_that_cannot_be_told_apart(fabricate, tmp_path, val, decay):
+def test_settings_that_cannot_be_told_apart(fabricate, tmp_path, gaps, decay):
     """Less than one standard error apart, the stronger weight decay is taken."""
-    values = FABRICATED | {(5e-4, True): (val, 0.3)}
-    fabricate(lambda c: row(c, values[c.weight_decay, c.self_loop][0][c.split], 0.5))
-    (outcome,) = compare(BASE, ["metselect"], splits=2, out=tmp_path)
-    assert outcome.settings == {"weight_decay": decay, "self_loop": True}
+    fabricate(lambda c: row(c, 0.5 + gaps[c.split] * (c.weight_decay == 0), 0.5))
+    (outcome,) = compare(BASE, ["metselect"], splits=3, out=tmp_path)
+    assert outcome.settings["weight_decay"] == decay
 
 
 def test_every_selector_has_its_own_settings(fabricate, tmp_path):
@@ -106,30 +107,50 @@ def test_every_selector_has_its_own_settings(fabricate, tmp_path):
     assert (final.settings["self_loop"], metselect.settings["self_loop"]) == (True, False)
 
 
-def test_what_is_run(fabricate, tmp_path):
-    asked = fabricate(lambda config: row(config, 0.5, 0.5))
-    base = Config(dataset="tiny", seed=7, lr=0.3)
-    compare(base, ["final", "ndls"], splits=3, seeds=2, out=tmp_path)
-    assert {(c.split, c.seed) for c in asked} == {(s, d) for s in range(3) for d in (7, 8)}
-    assert {c.lr for c in asked} == {0.3}
-    count = {name: sum(c.selector == name for c in asked) for name in ("final", "ndls")}
-    assert count == {"final": 4 * 6, "ndls": 3 * 4 * 6}
-    assert {c.eps for c in asked if c.selector == "ndls"} == {0.03, 0.1, 0.3}
-    assert {c.eps for c in asked if c.selector == "final"} == {None}
+def test_group_after_group(fabricate, tmp_path):
+    """What one group decided holds for the next; settings are tried on three of the five splits."""
+    asked = fabricate(lambda c: row(c, 0.5 + 0.1 * c.self_loop + 0.1 * (c.lr == 0.03), 0.5))
+    compare(Config(dataset="tiny", seed=7), ["ndls"], splits=5, seeds=2, out=tmp_path)
+    tried = [(c.self_loop, c.weight_decay, c.lr, c.eps) for c in asked if c.split == 0]
+    assert tried == [
+        (False, 5e-4, 0.01, 0.03),
+        (True, 5e-4, 0.01, 0.03),
+        (True, 0.0, 0.01, 0.03),
+        (True, 5e-4, 0.03, 0.03),
+        (True, 5e-4, 0.03, 0.1),
+        (True, 5e-4, 0.03, 0.3),
+        (True, 5e-4, 0.03, 0.03),
+    ]
+    assert {c.split for c in asked if c.eps == 0.3} == {0, 1, 2}
+    last = [(c.split, c.seed) for c in asked if (c.lr, c.eps) == (0.03, 0.03)]
+    assert set(last) == {(s, d) for s in range(5) for d in (7, 8)}
+
+
+def test_the_bar_counts_every_run_once(fabricate, tmp_path, monkeypatch):
+    totals = []
+    monkeypatch.setattr(tuning, "tqdm", lambda total, **_: totals.append(total) or tqdm(disable=1))
+    asked = fabricate(lambda c: row(c, 0.5 + 0.1 * c.self_loop, 0.5))
+    compare(Config(dataset="tiny", backbone="gin"), ["ndls", "final"], splits=5, out=tmp_path)
+    assert totals == [len(asked)]
+
+
+def test_a_backbone_has_settings_of_its_own(fabricate, tmp_path):
+    fabricate(lambda config: row(config, 0.5 + 0.1 * bool(config.batch_norm), 0.5))
+    (outcome,) = compare(Config(dataset="tiny", backbone="gin"), ["final"], splits=1, out=tmp_path)
+    assert outcome.settings["batch_norm"] is True
 
 
 @pytest.mark.parametrize(
-    "fixed",
-    [{"self_loop"}, {"self_loop", "weight_decay"}, {"lr"}],
-    ids=["one", "both", "one-that-is-not-in-it"],
+    "fixed", [{"self_loop"}, {"self_loop", "weight_decay"}, {"hidden"}], ids=["one", "two", "other"]
 )
-def test_settings_of_the_user_leave_the_grid(fabricate, tmp_path, fixed):
+def test_settings_of_the_user_leave_the_search(fabricate, tmp_path, fixed):
     asked = fabricate(lambda config: row(config, 0.5, 0.5))
     base = Config(dataset="tiny", self_loop=True, weight_decay=0.25)
     (outcome,) = compare(base, ["final"], splits=1, fixed=fixed, out=tmp_path)
-    assert set(outcome.settings) == set(GRID) - fixed
-    for name in GRID:
-        tried = {getattr(base, name)} if name in fixed else set(GRID[name])
+    groups = {"self_loop": {False, True}, "weight_decay": {0.0, 5e-4}, "lr": {0.01, 0.03}}
+    assert set(outcome.settings) == set(groups) - fixed
+    for name in groups:
+        tried = {getattr(base, name)} if name in fixed else groups[name]
         assert {getattr(config, name) for config in asked} == tried
 
 
@@ -206,7 +227,8 @@ def test_right_selectors():
     check_selectors(["final", "metselect"])
 
 
-CONFIGS = settings_grid(BASE, {"selector": ["final", "metselect-paper"], "split": [0, 1]})
+# In the order in which they are run: the first splits of all first.
+CONFIGS = settings_grid(BASE, {"split": [0, 1], "selector": ["final", "metselect-paper"]})
 
 
 @pytest.fixture
@@ -247,8 +269,9 @@ def test_a_second_call_runs_nothing(counted, tiny_dir, tmp_path):
 def test_only_what_is_new_is_run(counted, tiny_dir, tmp_path):
     results = tmp_path / "results.jsonl"
     run_grid(CONFIGS[1:3], tiny_dir, results)
+    counted.clear()
     rows = run_grid(CONFIGS, tiny_dir, results)
-    assert counted == [*CONFIGS[1:3], CONFIGS[0], CONFIGS[3]]
+    assert counted == [CONFIGS[0], CONFIGS[3]]
     assert [Config(**row["config"]) for row in rows] == CONFIGS
     assert len(read_lines(results)) == 4
 

@@ -197,14 +197,14 @@ SCRIPTS = {
 def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patience, epochs, best):
     """Validation follows a script; the model of the best epoch is the one that is kept."""
     states, said, lost = [], iter(accuracies), iter(losses)
-    epoch = training._Loop.epoch
+    epoch = training.TrainingLoop.epoch
 
     def watched(loop):
         record = epoch(loop)
         states.append({key: value.clone() for key, value in loop.model.state_dict().items()})
         return record
 
-    monkeypatch.setattr(training._Loop, "epoch", watched)
+    monkeypatch.setattr(training.TrainingLoop, "epoch", watched)
     monkeypatch.setattr(training, "accuracy", lambda *_: next(said))
     monkeypatch.setattr(training, "_finite_loss", lambda *_: next(lost))
     config = settings(selector="final", epochs=len(accuracies), patience=patience)
@@ -224,7 +224,7 @@ class Stop(Exception):
 
 def run_until(monkeypatch, stop: int, *arguments, **options):
     """Train, but die at the start of epoch `stop`."""
-    epoch = training._Loop.epoch
+    epoch = training.TrainingLoop.epoch
 
     def mortal(loop):
         if loop.state.epoch == stop:
@@ -232,7 +232,7 @@ def run_until(monkeypatch, stop: int, *arguments, **options):
         return epoch(loop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training._Loop, "epoch", mortal)
+        patch.setattr(training.TrainingLoop, "epoch", mortal)
         with pytest.raises(Stop):
             quiet(*arguments, **options)
 
@@ -271,7 +271,7 @@ def test_dropout_makes_the_random_state_matter(monkeypatch, small, tmp_path):
 def test_a_finished_run_is_not_trained_again(monkeypatch, small, tmp_path):
     first = quiet(settings(), small, tmp_path)
     (tmp_path / "metrics.json").unlink()
-    monkeypatch.setattr(training._Loop, "epoch", None)
+    monkeypatch.setattr(training.TrainingLoop, "epoch", None)
     second = quiet(settings(), small, tmp_path)
     assert second.metrics == first.metrics
     assert json.loads((tmp_path / "metrics.json").read_text()) == first.metrics
@@ -348,7 +348,7 @@ def test_every_combination_trains(small, backbone, selector, self_loop):
     )
     torch.manual_seed(config.seed)
     fresh = dict(config.build(small.feat.shape[1], small.n_classes).named_parameters())
-    loop = training._Loop(config, training.prepare(config, small), None)
+    loop = training.TrainingLoop(config, training.prepare(config, small), None)
     records = [loop.epoch() for _ in range(3)]
     assert all(np.isfinite([r["loss"], r["val_loss"]]).all() for r in records)
     assert records[-1]["loss"] < records[0]["loss"]

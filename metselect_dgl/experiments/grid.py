@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -25,22 +26,27 @@ def settings_grid(base: Config, grid: dict[str, Sequence]) -> list[Config]:
 
 
 def run_grid(
-    configs: Sequence[Config], data_dir: str | None, results: Path, *, jobs: int = 1
+    configs: Sequence[Config], data_dir: str | None, results: Path, *, jobs: int, bar: tqdm
 ) -> list[dict]:
-    """Run what `results` (JSON lines) does not hold yet, and return the lines of `configs`."""
+    """Run what `results` (JSON lines) does not hold yet, the first splits of all first, and return
+    the lines of `configs`. `bar` moves by every run that it has not counted yet."""
     done = _read(results)
     keys = [_key(config, _fingerprint(config, data_dir)) for config in configs]
-    todo = [config for config, key in zip(configs, keys, strict=True) if key not in done]
+    todo = {key: config for key, config in zip(keys, configs, strict=True) if key not in done}
+    counted = getattr(bar, "counted", set())
+    bar.update(len(set(keys) - set(todo) - counted))
+    bar.counted = counted | set(keys)
     results.parent.mkdir(parents=True, exist_ok=True)
-    with open(results, "ab") as file, tqdm(total=len(configs), unit="run") as bar:
-        bar.update(len(configs) - len(todo))
-        for row in _run_all(todo, data_dir, jobs):
+    with open(results, "ab") as file:
+        for row in _run_all(sorted(todo.values(), key=attrgetter("split")), data_dir, jobs):
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
             done[_row_key(row)] = row
             bar.update()
-            bar.set_postfix_str(f"{row['selector']} split {row['split']}")
+            bar.set_postfix_str(
+                f"{row['dataset']} {row['backbone']}+{row['selector']} split {row['split']}"
+            )
     return [done[key] for key in keys]
 
 
@@ -61,7 +67,7 @@ def _run_all(configs: list[Config], data_dir: str | None, jobs: int) -> Iterable
 
 def run_one(config: Config, data_dir: str | None) -> dict:
     """The result line of one run."""
-    metrics = train(config, _dataset(config, data_dir), progress=False).metrics
+    metrics = train(config, read_dataset(config, data_dir), progress=False).metrics
     names = ("dataset", "backbone", "selector", "split", "seed")
     return {
         **{name: getattr(config, name) for name in names},
@@ -72,11 +78,12 @@ def run_one(config: Config, data_dir: str | None) -> dict:
     }
 
 
-def _dataset(config: Config, data_dir: str | None) -> NodeDataset:
+def read_dataset(config: Config, data_dir: str | None) -> NodeDataset:
+    """The dataset of a run."""
     return _load(config.dataset, data_dir, config.seed)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=12)
 def _load(name: str, data_dir: str | None, seed: int) -> NodeDataset:
     return load_dataset(name, data_dir, seed=seed)
 

@@ -33,7 +33,8 @@ class Backbone(nn.Module):
     allow_zero_in_degree : let nodes without in-edges pass instead of DGL's error
     propagate_once : aggregate the features once and for all, as long as graph and features stay
         the same: the same model up to rounding. Where the features go through dropout it is done
-        anew every time, and so it is on blocks. A change of the features through ``.data`` or
+        anew every time, and so it is on blocks; features that are mostly 0 meet the weights
+        first, where it is compiled, which costs less. A change of the features through ``.data`` or
         NumPy is not seen: pass a new tensor then
     engine : ``"dgl"``: DGL's convolutions; ``"fused"``: our own of the same parameters, on a whole
         graph; ``"auto"``: fused where it is compiled
@@ -77,7 +78,7 @@ class Backbone(nn.Module):
         self._edges = Cache(self.edges)
         self._propagated = Cache(self.propagate)
         self._picked, self._propagated_picked = (Cache(Tensor.__getitem__) for _ in range(2))
-        self._sparse, self._propagated_sparse = (Cache(SparseRows.if_sparse) for _ in range(2))
+        self._sparse, self._picked_sparse = (Cache(SparseRows.if_sparse) for _ in range(2))
 
     def _check_can(self, what: str, wanted: bool, option: str) -> None:
         if wanted and not self._knows(what):
@@ -112,7 +113,7 @@ class Backbone(nn.Module):
         """The part of the first convolution that comes before its weights, [N, in_feats]."""
         raise NotImplementedError("a subclass may say how")
 
-    def transform(self, conv: nn.Module, propagated: Tensor | SparseRows, own: Layer) -> Tensor:
+    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
         """The rest of it, and the ReLU; `own` is the input of the convolution at the same rows."""
         raise NotImplementedError("a subclass that propagates says how")
 
@@ -145,8 +146,8 @@ class Backbone(nn.Module):
         (graph,) = self._checked([graph], feat)
         yield self._without_gradient(lambda: self._first(feat, None).rows())
         h = feat
-        for depth, conv in enumerate(self.convs):
-            h = self._without_gradient(self._conv, depth, conv, graph, h, None)[0]
+        for conv in self.convs:
+            h = self._without_gradient(self._conv, conv, graph, h, None)[0]
             yield h
 
     @torch.no_grad()
@@ -175,7 +176,7 @@ class Backbone(nn.Module):
         h = feat
         for depth, conv in enumerate(self.convs):
             rows = index if depth + 1 == self.num_layers and self.rows_are_independent else None
-            out, h, reduced = self._conv(depth, conv, graph, h, rows)
+            out, h, reduced = self._conv(conv, graph, h, rows)
             if depth > 0:
                 layers.append(Layer(h, index))
             h = out
@@ -189,23 +190,32 @@ class Backbone(nn.Module):
         if layer.worth_mapping or feat.requires_grad:
             return layer
         rows = feat if index is None else self._picked(feat, index)
-        return Layer(rows, None, self.input, self._sparse(rows))
+        sparse = self._sparse if index is None else self._picked_sparse
+        return Layer(rows, None, self.input, sparse(rows))
 
-    def _conv(self, depth, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
+    def _conv(self, conv, graph, h, index) -> tuple[Tensor, Tensor, bool]:
         """(the next layer, `h` for further use, whether just the rows `index` were made)."""
         reduced, plain = index is not None, _is_plain(conv, h)
-        once = depth == 0 and self.propagate_once and not self._drops() and not h.requires_grad
-        if once and plain:
+        fuses = plain and self._fuses(h)
+        sparse = fuses and isinstance(self.features(conv, h), SparseRows)
+        if plain and self.propagate_once and not sparse and self._is_constant(conv, h):
             propagated = self._propagated(graph, h)
             if reduced:
                 propagated = self._propagated_picked(propagated, index)
-            propagated = self._propagated_sparse(propagated) or propagated
             return self.transform(conv, propagated, Layer(h, index)), h, reduced
-        if not (plain and self._fuses(h)):
+        if not fuses:
             return self._dgl_conv(conv, graph, h), h, False
         edges = self._edges(graph, index)
         out, again = self.fused_conv(conv, edges, self._dropped(h), index)
         return out, h if self._drops() else again, reduced
+
+    def features(self, conv: nn.Module, h: Tensor) -> Tensor | SparseRows:
+        """`h`, or what is faster to multiply if it is features that are mostly 0."""
+        return (self._is_constant(conv, h) and self._sparse(h)) or h
+
+    def _is_constant(self, conv: nn.Module, h: Tensor) -> bool:
+        """Whether `h` is features that are the same at the next call."""
+        return conv is self.convs[0] and not self._drops() and not h.requires_grad
 
     def _dgl_conv(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
         return torch.relu(conv(graph, self._dropped(h)).flatten(1))

@@ -18,12 +18,6 @@ def _product(rows: Tensor | SparseRows, weight: Tensor) -> Tensor:
     return rows.times(weight) if isinstance(rows, SparseRows) else rows @ weight
 
 
-def _linear_relu(rows: Tensor | SparseRows, weight: Tensor, bias: Tensor) -> Tensor:
-    if isinstance(rows, SparseRows):
-        return torch.relu(rows.times(weight) + bias)
-    return MC.linear_relu(rows, weight, bias)
-
-
 class GCN(Backbone):
     r"""Layers of :class:`dgl.nn.GraphConv`: D^{-1/2} A D^{-1/2} h W + b.
 
@@ -52,12 +46,13 @@ class GCN(Backbone):
         )
         return average(graph, feat.detach())
 
-    def transform(self, conv: nn.Module, propagated: Tensor | SparseRows, own: Layer) -> Tensor:
-        return _linear_relu(propagated, conv.weight, conv.bias)
+    def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
+        return MC.linear_relu(propagated, conv.weight, conv.bias)
 
     def fused_conv(self, conv, edges, h, index):
         if conv.weight.shape[0] > conv.weight.shape[1]:  # fewer numbers to sum after the weights
-            out, _ = edges.neighbour_sum(h @ conv.weight, normalized=True)
+            image = _product(self.features(conv, h), conv.weight)
+            out, _ = edges.neighbour_sum(image, normalized=True)
             return torch.relu(out + conv.bias), h
         out, h = edges.neighbour_sum(h, normalized=True)
         return self.transform(conv, out, Layer(h, index)), h
@@ -97,8 +92,9 @@ class GAT(Backbone):
         ends = torch.cat(
             [(attn[0].unsqueeze(-1) * weight).sum(1) for attn in (conv.attn_l, conv.attn_r)]
         )
-        source, target = (h @ ends.T).split(self.heads, 1)  # [N, H] each
-        feat = conv.fc(h).view(len(h), self.heads, -1)
+        rows = self.features(conv, h)
+        source, target = _product(rows, ends.T).split(self.heads, 1)  # [N, H] each
+        feat = _product(rows, conv.fc.weight.T).view(len(h), self.heads, -1)
         target = target if index is None else target[index]
         slope = conv.leaky_relu.negative_slope
         out = MC.attention_sum(*edges[:5], feat, source, target, slope=slope)
@@ -151,17 +147,31 @@ class GIN(Backbone):
     def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
         return GINConv(None, "sum")(graph, feat.detach())
 
-    def transform(self, conv: nn.Module, summed: Tensor | SparseRows, own: Layer) -> Tensor:
-        inner, norm, relu, outer = conv.apply_func
-        eps = conv.eps if conv.eps.requires_grad or conv.eps.item() != 0 else None
-        if eps is None and not self.batch_norm:
-            h = _linear_relu(summed, inner.weight.T, inner.bias)
+    def transform(self, conv: nn.Module, summed: Tensor, own: Layer) -> Tensor:
+        inner, _, _, outer = conv.apply_func
+        if not self.batch_norm and not _counts(conv.eps):
+            h = MC.linear_relu(summed, inner.weight.T, inner.bias)
             return MC.linear_relu(h, outer.weight.T, outer.bias)
-        h = _product(summed, inner.weight.T) + inner.bias
-        if eps is not None:
-            h = h + eps * (own.rows() @ inner.weight.T)
+        image = own.rows() @ inner.weight.T if _counts(conv.eps) else None
+        return self._after_weights(conv, summed @ inner.weight.T, image)
+
+    def _after_weights(self, conv: nn.Module, summed: Tensor, own: Tensor | None) -> Tensor:
+        """The rest of the MLP; `summed` and `own` have met its first weights."""
+        inner, norm, relu, outer = conv.apply_func
+        h = summed + inner.bias
+        if _counts(conv.eps):
+            h = h + conv.eps * own
         return MC.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
 
     def fused_conv(self, conv, edges, h, index):
+        rows = self.features(conv, h)
+        if isinstance(rows, SparseRows):
+            summed, own = edges.neighbour_sum(rows.times(conv.apply_func[0].weight.T))
+            return self._after_weights(conv, summed, own if index is None else own[index]), h
         summed, h = edges.neighbour_sum(h)
         return self.transform(conv, summed, Layer(h, index)), h
+
+
+def _counts(eps: Tensor) -> bool:
+    """Whether GIN's eps takes part: it is trained, or is not 0."""
+    return eps.requires_grad or eps.item() != 0

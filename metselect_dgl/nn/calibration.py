@@ -22,25 +22,33 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     logits : [L, n, C]; classes that cannot be are -inf
     labels : int64 [n]
     """
-    step = max(1, len(labels) // _ENOUGH)
-    logits, labels = logits[:, ::step], labels[::step]
-    known = torch.isfinite(logits[:, torch.arange(len(labels)), labels]).all(0)
-    logits, labels = logits[:, known].double(), labels[known]
+    every = max(1, len(labels) // _ENOUGH)
+    logits, labels = logits[:, ::every], labels[::every]
+    nodes = torch.arange(len(labels), device=labels.device)
+    known = torch.isfinite(logits[:, nodes, labels]).all(0)
+    logits, labels = logits[:, known].double().mT.contiguous(), labels[known]  # [L, C, n]
     if len(labels) == 0:
         return logits.new_ones(len(logits))
     finite = logits.masked_fill(~torch.isfinite(logits), 0)
-    own = logits[:, torch.arange(len(labels)), labels]  # [L, n]
+    own = logits.gather(1, labels.expand(len(logits), 1, -1)).mean((1, 2))  # [L]
     low, high = (logits.new_full((len(logits),), value) for value in (1 / _HOTTEST, _HOTTEST))
-    beta = torch.ones_like(low)
+
+    def slopes(beta: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of the loss."""
+        p = (logits * beta[:, None, None]).softmax(1)
+        mean = (p * finite).sum(1)
+        second = (p * finite.square()).sum(1) - mean.square()
+        return mean.mean(1) - own, second.mean(1)
+
+    beta = high.where(slopes(high)[0] < 0, torch.ones_like(low))
+    beta = low.where(slopes(low)[0] >= 0, beta)
+    inner = (beta > low) & (beta < high)
     for _ in range(steps):
-        p = (logits * beta[:, None, None]).softmax(-1)
-        mean = (p * finite).sum(-1)
-        slope = (mean - own).mean(1)
-        curvature = ((p * finite.square()).sum(-1) - mean.square()).mean(1)
+        slope, curvature = slopes(beta)
         low, high = beta.where(slope < 0, low), beta.where(slope >= 0, high)
         newton = beta - slope / curvature
-        inside = (newton > low) & (newton < high)
-        step = newton.where(inside, (low * high).sqrt()) - beta
+        step = newton.where((newton > low) & (newton < high), (low * high).sqrt()) - beta
+        step = step.where(inner, torch.zeros_like(step))
         beta = beta + step
         if (step.abs() < 1e-6 * beta).all():
             break
@@ -65,47 +73,54 @@ def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
     return spread.gather(-1, asked).squeeze(-1).transpose(1, 2)
 
 
-def fit_gate(features: Tensor, right: Tensor, ridge: float = 1.0, steps: int = 50) -> Tensor:
+def fit_gate(
+    features: Tensor, right: Tensor, used: Tensor | None = None, ridge: float = 1.0, steps: int = 50
+) -> Tensor:
     r"""Per layer a ridge logistic regression :math:`P(\text{right}) = \sigma(w \cdot f + b)`.
 
     Parameters
     ----------
     features : [L, n, F]
     right : bool [L, n]
+    used : bool [K, n]; K gates are fitted together, each on its own nodes (default: one, on all)
 
     Returns
     -------
-    [L, F + 1], the weights and, last, the bias
+    [L, F + 1], the weights and, last, the bias; [K, L, F + 1] if `used` is given
     """
-    features = features.double()
-    mean, scale = features.mean(1, keepdim=True), features.std(1, keepdim=True, correction=0)
+    if used is None:
+        return fit_gate(features, right, torch.ones_like(right[:1]), ridge, steps)[0]
+    features, target = features.double(), right.double()
+    used = used[:, None, :, None].double()  # [K, 1, n, 1]
+    count = used.sum(2, keepdim=True)
+    mean = (used * features).sum(2, keepdim=True) / count
+    scale = ((used * (features - mean).square()).sum(2, keepdim=True) / count).sqrt()
     scale = scale.where(scale > 0, torch.ones_like(scale))
-    design = torch.cat([(features - mean) / scale, torch.ones_like(features[..., :1])], -1)
-    target = right.double()
+    design = torch.cat([(features - mean) / scale, torch.ones_like(mean[..., :1] * used)], -1)
+    transposed = (design * used).mT.contiguous()  # [K, L, F + 1, n]
     penalty = design.new_full((design.shape[-1],), ridge)
     penalty[-1] = 1e-3  # keeps the bias finite where a layer is always right
-    weight = design.new_zeros(len(design), design.shape[-1])
+    weight = design.new_zeros(*design.shape[:2], design.shape[-1], 1)
     for _ in range(steps):
-        p = (design @ weight.unsqueeze(-1)).squeeze(-1).sigmoid()
-        slope = ((p - target).unsqueeze(1) @ design).squeeze(1) + penalty * weight
-        curvature = design.mT @ ((p * (1 - p)).unsqueeze(-1) * design) + penalty.diag()
+        p = (design @ weight).sigmoid()
+        slope = transposed @ (p - target.unsqueeze(-1)) + penalty.unsqueeze(1) * weight
+        curvature = transposed @ (p * (1 - p) * design) + penalty.diag()
         step = torch.linalg.solve(curvature, slope)
         weight = weight - step
-        if (step.abs() < 1e-8).all():
+        if (step.abs() < 1e-6).all():
             break
-    plain = weight[:, :-1] / scale.squeeze(1)
-    bias = weight[:, -1] - (plain * mean.squeeze(1)).sum(1)
-    return torch.cat([plain, bias.unsqueeze(1)], 1)
+    plain, mean = weight[..., :-1, 0] / scale.squeeze(2), mean.squeeze(2)
+    bias = weight[..., -1, 0] - (plain * mean).sum(-1)
+    return torch.cat([plain, bias.unsqueeze(-1)], -1)
 
 
-def cross_fit_gate(features: Tensor, right: Tensor) -> Tensor:
-    """`gate_score` [L, n] of every node by a gate that was fitted on the other folds."""
+def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """(the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds)."""
     fold = torch.arange(right.shape[1], device=right.device) % FOLDS
-    score = features.new_empty(right.shape)
-    for held in range(FOLDS):
-        gate = fit_gate(features[:, fold != held], right[:, fold != held])
-        score[:, fold == held] = gate_score(features[:, fold == held], gate)
-    return score
+    folds = torch.arange(FOLDS + 1, device=right.device).unsqueeze(1)  # the last: nothing held out
+    *held_out, whole = fit_gate(features, right, fold != folds)
+    scores = torch.stack([gate_score(features, gate) for gate in held_out])  # [FOLDS, L, n]
+    return whole, scores[fold, :, torch.arange(len(fold), device=fold.device)].mT
 
 
 def gate_score(features: Tensor, gate: Tensor) -> Tensor:

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .calibration import FOLDS, cross_fit_gate, fit_gate, fit_temperature, gate_features, gate_score
+from .calibration import FOLDS, cross_fit_gate, fit_temperature, gate_features, gate_score
 from .heads import DecodersHead, Selection
 from .layers import Layer
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
 
 _GATED = 65536  # nodes that the gate looks at together
+_NODES_PER_WEIGHT = 8  # validation nodes without which `auto` tries no gate
 
 
 class MetSelectHead(DecodersHead):
@@ -211,13 +212,10 @@ class MetSelectHead(DecodersHead):
         self.check_calibration(len(labels))
         metric = self.project(layers)
         self.gate.zero_()
-        if self.select != "plain":
-            logits = MF.metric_logits(**_rows(metric), **self.prototypes.metric())
-            self.temperature.copy_(fit_temperature(logits, labels))
-        layer, score = self.choose(layers, metric, None)
-        wanted = self.select in ("gate", "auto") and len(labels) >= 2 * FOLDS
-        if wanted and self.loss == "ce" and self.rule == "confidence":
-            layer, score = self._fit_gate(layers, metric, labels, layer, score)
+        if self.select == "plain":
+            layer, score = self.choose(layers, metric, None)
+        else:
+            layer, score = self._compare_layers(layers, metric, labels)
         return replace(self._decode(layers, metric, layer, score, None), index=index)
 
     def check_calibration(self, nodes: int) -> None:
@@ -227,27 +225,37 @@ class MetSelectHead(DecodersHead):
                 "use select='temperature'"
             )
 
-    def _fit_gate(self, layers, metric, labels, layer, score) -> tuple[Tensor, Tensor]:
-        """Keep the gate if, cross-validated, it beats the given choice; what the better chose."""
-        decoded = self._all_logits(layers)
-        self.decoder_temperature.copy_(fit_temperature(decoded, labels))
-        features = self._gate_features(layers, metric)
+    def _wants_gate(self, nodes: int) -> bool:
+        """Asked for; or allowed to, with nodes enough for its weights."""
+        if self.select == "auto" and (self.loss, self.rule) == ("ce", "confidence"):
+            return nodes >= max(2 * FOLDS, _NODES_PER_WEIGHT * self.gate.shape[1])
+        return self.select == "gate"
+
+    def _compare_layers(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
+        """Fit temperatures, and the gate unless the temperatures choose better than it does when
+        cross-validated; the choice of the one that is kept."""
+        measured, decoded = self._opinions(layers, metric)
+        if not self._wants_gate(len(labels)):
+            self.temperature.copy_(fit_temperature(measured, labels))
+            return self.choose(layers, metric, None)
+        fitted = fit_temperature(torch.cat([measured, decoded]), labels)
+        self.temperature.copy_(fitted[: len(layers)])
+        self.decoder_temperature.copy_(fitted[len(layers) :])
+        layer, score = self.choose(layers, metric, None)
         right = decoded.argmax(-1) == labels  # [L, n]
-        held_out = self._alive_only(cross_fit_gate(features, right))
+        gate, held_out = cross_fit_gate(self._gate_features(measured, decoded), right)
+        held_out = self._alive_only(held_out)
         gated = held_out.argmax(0)
-        better = _hits(right, gated) > _hits(right, layer)
-        if self.select == "auto" and not better:
+        if self.select == "auto" and _hits(right, gated) <= _hits(right, layer):
             return layer, score
-        self.gate.copy_(fit_gate(features, right))
+        self.gate.copy_(gate)
         return gated, held_out.amax(0)
 
-    def _gate_features(self, layers, metric) -> Tensor:
-        decoded = self._all_logits(layers)
-        measured = MF.metric_logits(
-            **_rows(metric), **self.prototypes.metric(), temperature=self.temperature
-        )
+    def _gate_features(self, measured: Tensor, decoded: Tensor) -> Tensor:
+        """Of the logits [L, n, C] of metric and decoders, not yet divided by temperatures."""
+        cool = measured / self.temperature[:, None, None].to(measured.dtype)
         warm = decoded / self.decoder_temperature[:, None, None]
-        return gate_features(measured, warm, decoded.argmax(-1))
+        return gate_features(cool, warm, decoded.argmax(-1))
 
     def _gate_scores(self, layers, metric) -> Tensor:
         """[L, n], a part of the nodes at a time: their features are many."""
@@ -255,8 +263,13 @@ class MetSelectHead(DecodersHead):
         for start in range(0, max(len(layers[0]), 1), _GATED):
             some = slice(start, start + _GATED)
             parts = ([layer.part(some) for layer in each] for each in (layers, metric))
-            scores.append(gate_score(self._gate_features(*parts), self.gate))
+            scores.append(gate_score(self._gate_features(*self._opinions(*parts)), self.gate))
         return self._alive_only(torch.cat(scores, 1))
+
+    def _opinions(self, layers, metric) -> tuple[Tensor, Tensor]:
+        """What the metric and the decoder of every layer say, [L, n, C] each."""
+        measured = MF.metric_logits(**_rows(metric), **self.prototypes.metric())
+        return measured, self._all_logits(layers)
 
     def _alive_only(self, score: Tensor) -> Tensor:
         """A collapsed layer is never selected."""

@@ -1,0 +1,147 @@
+r"""Mettack (Zügner and Günnemann, 2019): poison a graph, guided by the gradient through training.
+
+The surrogate is the linear two-layer GCN :math:`Z = M W, M = \hat A^2 X`, trained from W = 0 by
+gradient descent with momentum on the training nodes. Its updates stay in the span of the training
+rows, W = M_t' B, so that the whole training needs the Gram matrix K = M M_t' alone. The attack
+(Meta-Self) raises the cross entropy of the other nodes against the labels that the surrogate of the
+clean graph gives them: it differentiates through all steps of the training down to every entry of
+A, flips the pair with the largest gain, and starts again. No node loses its last edge, no pair is
+flipped twice; the original's test of the degree distribution is left out.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from ..data import NodeDataset, load_dataset
+from ..files import write_atomic
+
+STEPS, RATE, MOMENTUM = 100, 0.1, 0.9
+
+
+class Mettack:
+    """The state of an attack: a dense A [N, N] that `flip` changes by one pair at a time."""
+
+    def __init__(self, data: NodeDataset, split: int = 0) -> None:
+        self.feat, self.train = data.feat, data.split(split).train
+        self.target = F.one_hot(data.labels[self.train], data.n_classes).to(self.feat.dtype)
+        self.clean = _dense(data.graph.edges(), self.feat)
+        self.adjacency = self.clean.clone()
+        others = torch.ones(len(self.feat), dtype=torch.bool)
+        others[self.train] = False
+        self.others = others.nonzero().squeeze(1)
+        _, normal = self._normal()
+        gram = self._gram(normal @ (normal @ self.feat))
+        self.guess = (gram @ self._fit(gram[self.train]))[self.others].argmax(1)
+
+    def _normal(self) -> tuple[Tensor, Tensor]:
+        """(degrees with the loop [N], sparse normalised A)."""
+        looped = self.adjacency.clone().fill_diagonal_(1)
+        degree = looped.sum(1)
+        index = looped.nonzero().T
+        values = degree[index].prod(0).rsqrt()
+        shape = looped.shape
+        return degree, torch.sparse_coo_tensor(index, values, shape, check_invariants=False)
+
+    def _gram(self, twice: Tensor) -> Tensor:
+        return twice @ twice[self.train].T  # [N, T]
+
+    def _fit(self, gram: Tensor) -> Tensor:
+        """B [T, C] after the surrogate's training on K_t [T, T]; differentiable."""
+        solution = torch.zeros_like(self.target)
+        speed = torch.zeros_like(self.target)
+        for _ in range(STEPS):
+            error = (gram @ solution).softmax(1) - self.target
+            speed = MOMENTUM * speed + error / len(error)
+            solution = solution - RATE * speed
+        return solution
+
+    def loss(self, gram: Tensor) -> Tensor:
+        """What the attack raises, of K [N, T]."""
+        logits = gram[self.others] @ self._fit(gram[self.train])
+        return F.cross_entropy(logits, self.guess)
+
+    def gradient(self) -> Tensor:
+        """How the loss changes with both entries of a pair in A, [N, N]."""
+        degree, normal = self._normal()
+        once = normal @ self.feat
+        twice = normal @ once
+        gram = self._gram(twice).requires_grad_()
+        (slope,) = torch.autograd.grad(self.loss(gram), gram)  # [N, T]
+        # dL/dM = slope M_t, and slope' M more at the rows of the training nodes; M = A (A X).
+        own, mixed = twice[self.train], slope.T @ twice  # [T, F] each
+        entries = slope @ (own @ once.T)
+        entries.addmm_(normal @ slope, own @ self.feat.T)
+        entries[self.train] += mixed @ once.T
+        entries += normal.index_select(1, self.train) @ (mixed @ self.feat.T)
+        entries = entries + entries.T
+        index = normal._indices()
+        through_degree = torch.zeros_like(degree).index_add_(
+            0, index[0], entries[index[0], index[1]] * normal._values()
+        )
+        by_degree = -0.5 * through_degree / degree
+        scale = degree.rsqrt()
+        return entries.mul_(scale).mul_(scale[:, None]).add_(by_degree).add_(by_degree[:, None])
+
+    def flip(self) -> tuple[int, int]:
+        """Change the pair that raises the loss most."""
+        gain = self.gradient() * (1 - 2 * self.adjacency)
+        lonely = self.adjacency.sum(1) <= 1
+        last = (self.adjacency > 0) & (lonely | lonely[:, None])
+        gain[last | (self.adjacency != self.clean)] = -torch.inf
+        gain.fill_diagonal_(-torch.inf)
+        row, col = divmod(gain.argmax().item(), len(gain))
+        self.adjacency[row, col] = self.adjacency[col, row] = 1 - self.adjacency[row, col]
+        return row, col
+
+    def edges(self) -> np.ndarray:
+        """The pairs as they are now, once each [E, 2]."""
+        return self.adjacency.triu().nonzero().numpy()
+
+
+def _dense(ends: tuple[Tensor, Tensor], feat: Tensor) -> Tensor:
+    """A without loops, in the type of the features."""
+    adjacency = feat.new_zeros(len(feat), len(feat))
+    adjacency[ends] = 1
+    return adjacency.maximum(adjacency.T).fill_diagonal_(0)
+
+
+def poison(name: str, rates: Sequence[int], data_dir: str | None, folder: Path) -> Path:
+    """Write `folder`/mettack_NAME.npz: the graph of `mettack_NAME`, and with `rates` per cent of
+    its edges attacked. Rates that the file has are not made again."""
+    path = folder / f"mettack_{name}.npz"
+    data = load_dataset(f"mettack_{name}", data_dir)
+    attack = Mettack(data)
+    arrays = dict(np.load(path)) if path.exists() else _clean_arrays(data, attack.edges())
+    total = len(arrays["edges"])
+    with tqdm(total=round(max(rates) / 100 * total), desc=f"poison {name}", unit="flip") as bar:
+        for rate in sorted(set(rates) - {0}):
+            key, budget = f"edges_mettack_{rate:02}", round(rate / 100 * total)
+            if key in arrays:
+                ends = torch.from_numpy(arrays[key]).unbind(1)
+                attack.adjacency = _dense(ends, data.feat)
+                bar.update(budget - bar.n)
+                continue
+            while bar.n < budget:
+                attack.flip()
+                bar.update()
+            arrays[key] = attack.edges()
+            write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
+    return path
+
+
+def _clean_arrays(data: NodeDataset, edges: np.ndarray) -> dict[str, np.ndarray]:
+    train, val, test = data.split(0)
+    return {
+        "node_features": data.feat.numpy(),
+        "node_labels": data.labels.numpy(),
+        "edges": edges,
+        "train_idx": train.numpy(),
+        "val_idx": val.numpy(),
+        "test_idx": test.numpy(),
+    }

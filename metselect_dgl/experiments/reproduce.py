@@ -1,0 +1,162 @@
+"""The paper's experiments as studies: which models on which data, and the lines they leave.
+
+Every study leaves result lines in `<out>/<study>.jsonl`; all runs, also those that only served to
+choose settings, stay in `<out>/log/runs.jsonl`, from where a stopped run goes on.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ..config import Config
+from ..data import load_dataset
+from .epoch_times import epoch_times
+from .lines import write_lines
+from .mettack import poison
+from .scope import STUDIES, Scope
+from .tuning import Cell, Outcome, run_cells, tuned
+
+AGGREGATORS = ("jknet-max", "jknet-cat", "jknet-lstm", "jknet-metselect")
+# The models of the figures.
+VARIANTS = (
+    {"selector": "final"},
+    {"selector": "metselect", "loss": "ce"},
+    {"selector": "metselect", "loss": "distance"},
+    {"selector": "metselect", "loss": "posterior"},
+)
+_NAMED = ("dataset", "backbone", "selector", "split", "seed")
+
+
+def accuracy(scope: Scope) -> list[Cell]:
+    """Table 2: every backbone under every selector, without self-loops."""
+    return [
+        _tuned(scope, dataset=dataset, backbone=backbone, selector=selector)
+        for dataset in scope.datasets
+        for backbone in scope.backbones
+        for selector in scope.selectors
+    ]
+
+
+def self_loops(scope: Scope) -> list[Cell]:
+    """Table 4: GCN with self-loops."""
+    return [
+        _tuned(scope, dataset=dataset, selector=selector, self_loop=True)
+        for dataset in scope.datasets
+        for selector in ("final", "metselect", "metselect-paper")
+    ]
+
+
+def aggregation(scope: Scope) -> list[Cell]:
+    """Table 5: GCN with jumping knowledge."""
+    return [
+        _tuned(scope, dataset=dataset, selector=selector)
+        for dataset in scope.datasets
+        for selector in AGGREGATORS
+    ]
+
+
+def depth(scope: Scope) -> list[Cell]:
+    """Accuracy against depth; GCN with self-loops, the same settings for all."""
+    base = replace(scope.recipe, self_loop=True)
+    return [
+        Cell(replace(base, dataset=dataset, num_layers=layers, **model), splits=scope.depth_splits)
+        for layers in scope.depths
+        for dataset in ("cora", "citeseer")
+        if dataset in scope.datasets
+        for model in VARIANTS
+    ]
+
+
+def attack(scope: Scope) -> list[Cell]:
+    """Accuracy against the share of edges that Mettack changed; the same settings for all."""
+    base = replace(scope.recipe, self_loop=True)
+    names = [
+        f"mettack_{name}" + (f"_{rate:02}" if rate else "")
+        for name in scope.attacked
+        for rate in scope.rates
+    ]
+    return [
+        Cell(replace(base, dataset=name, **model), splits=1, seeds=scope.seeds)
+        for name in names
+        for model in VARIANTS
+    ]
+
+
+def _tuned(scope: Scope, **settings) -> Cell:
+    return tuned(replace(scope.recipe, **settings), scope.splits)
+
+
+CELLS = {
+    "accuracy": accuracy,
+    "self-loops": self_loops,
+    "aggregation": aggregation,
+    "depth": depth,
+    "attack": attack,
+    "fresh-attack": attack,
+}
+
+
+def reproduce(
+    studies: Sequence[str], scope: Scope, data_dir: str | None, out: Path, jobs: int
+) -> list[str]:
+    """Run what is missing of the studies and write their lines; why datasets were left out."""
+    found, missing = available(scope.datasets, data_dir)
+    scope = replace(scope, datasets=found)
+    for name in studies:
+        print(f"{name}: {STUDIES[name]}", flush=True)
+        if name == "time":
+            write_lines(epoch_times(scope, data_dir), out / "time.jsonl")
+        elif name == "fresh-attack":
+            poisoned = out / "poisoned"
+            for each in scope.attacked:
+                poison(each, scope.rates, data_dir, poisoned)
+            run_study(name, scope, str(poisoned), out, jobs)
+        else:
+            run_study(name, scope, data_dir, out, jobs)
+    return missing
+
+
+def run_study(name: str, scope: Scope, data_dir: str | None, out: Path, jobs: int) -> None:
+    """Run what is missing of a study and write its lines."""
+    outcomes = run_cells(CELLS[name](scope), data_dir, out / "log" / "runs.jsonl", jobs=jobs)
+    write_lines((_line(name, o, row) for o in outcomes for row in o.rows), out / f"{name}.jsonl")
+
+
+def _line(study: str, outcome: Outcome, row: dict) -> dict:
+    """The figures of a run, and its settings that were chosen or are no defaults."""
+    default = Config()
+    settings = {
+        key: value
+        for key, value in asdict(Config(**row["config"])).items()
+        if key not in _NAMED and value != getattr(default, key)
+    }
+    kept = ("epochs", "best_epoch", "seconds", "fixed", "oracle", "lucky_oracle", "layer_share")
+    return {
+        "study": study,
+        **{key: row[key] for key in _NAMED},
+        "val_accuracy": row["val_accuracy"],
+        "test_accuracy": row["test_accuracy"],
+        "train_accuracy": row["train"]["accuracy"],
+        "macro_f1": row["test"]["macro_f1"],
+        "weighted_f1": row["test"]["weighted_f1"],
+        "settings": outcome.settings | settings,
+        **{key: _rounded(row[key]) for key in kept if key in row},
+    }
+
+
+def _rounded(value):
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def available(names: Iterable[str], data_dir: str | None) -> tuple[list[str], list[str]]:
+    """The datasets that can be loaded, and the messages of those that cannot."""
+    found, missing = [], []
+    for name in names:
+        try:
+            load_dataset(name, data_dir)
+            found.append(name)
+        except (OSError, RuntimeError, ValueError) as error:
+            missing.append(str(error))
+    return found, missing
