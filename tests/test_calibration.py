@@ -140,16 +140,16 @@ def test_plain_is_not_calibrated():
     assert not head.gate.any()
 
 
-def test_auto_keeps_temperatures_where_the_gate_does_not_win():
-    """Two equal, perfect layers: no gate can be better."""
+@pytest.mark.parametrize(("nodes", "gated"), [(39, False), (40, True)])
+def test_auto_takes_the_gate_where_nodes_are_enough(nodes, gated):
+    """Two layers: a gate has 5 weights for each, so 40 nodes are wanted."""
     torch.manual_seed(0)
-    y = torch.arange(60) % 2
-    h = 20 * (2.0 * y - 1).unsqueeze(1) + torch.randn(60, 1)
-    head = head_on("auto", ([h, h.clone()], y))
-    head.calibrate([h, h.clone()], y)
-    assert not head.gate.any()
-    forced = head_on("gate", ([h, h.clone()], y))
-    forced.calibrate([h, h.clone()], y)
+    layers, y = overconfident(100)
+    head = head_on("auto", (layers, y))
+    head.calibrate(layers, y, torch.arange(nodes))
+    assert head.gate.any() == gated
+    forced = head_on("gate", (layers, y))
+    forced.calibrate(layers, y, torch.arange(nodes))
     assert forced.gate.any()
 
 

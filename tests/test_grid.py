@@ -1,6 +1,7 @@
 """Many runs: settings chosen on validation, paired differences, and results that resume."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ BASE = Config(dataset="tiny", hidden=8, epochs=2)
 
 def run_grid(*args, jobs: int = 1):
     """Without a bar to look at."""
-    return grid.run_grid(*args, jobs=jobs, bar=tqdm(disable=True))
+    return grid.run_grid(*args, jobs=jobs, bar=tqdm(file=StringIO()))
 
 
 def row(config: Config, val: float, test: float, **more) -> dict:
@@ -49,7 +50,8 @@ def fabricate(monkeypatch):
             asked.extend(config for config in configs if config not in asked)
             return [make(config) for config in configs]
 
-        data = SimpleNamespace(split=lambda number: SimpleNamespace(val=range(100)))
+        part = SimpleNamespace(val=range(100))
+        data = SimpleNamespace(split=lambda number: part, n_splits=5)
         monkeypatch.setattr(tuning, "run_grid", fake)
         monkeypatch.setattr(tuning, "read_dataset", lambda config, data_dir: data)
         return asked
@@ -124,6 +126,12 @@ def test_group_after_group(fabricate, tmp_path):
     assert {c.split for c in asked if c.eps == 0.3} == {0, 1, 2}
     last = [(c.split, c.seed) for c in asked if (c.lr, c.eps) == (0.03, 0.03)]
     assert set(last) == {(s, d) for s in range(5) for d in (7, 8)}
+
+
+def test_no_more_splits_than_there_are(fabricate, tmp_path):
+    asked = fabricate(lambda config: row(config, 0.5, 0.5))
+    compare(BASE, ["final"], splits=10, out=tmp_path)
+    assert {config.split for config in asked} == set(range(5))
 
 
 def test_the_bar_counts_every_run_once(fabricate, tmp_path, monkeypatch):

@@ -34,7 +34,9 @@ def run_grid(
     keys = [_key(config, _fingerprint(config, data_dir)) for config in configs]
     todo = {key: config for key, config in zip(keys, configs, strict=True) if key not in done}
     counted = getattr(bar, "counted", set())
-    bar.update(len(set(keys) - set(todo) - counted))
+    found = len(set(keys) - set(todo) - counted)
+    bar.initial += found  # they took no time: the time left is that of new runs
+    bar.update(found)
     bar.counted = counted | set(keys)
     results.parent.mkdir(parents=True, exist_ok=True)
     with open(results, "ab") as file:

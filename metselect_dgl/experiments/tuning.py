@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..config import Config
+from ..data import NodeDataset
 from .grid import read_dataset, run_grid, settings_grid
 
 TUNING_NODES = 300
@@ -37,10 +38,11 @@ class Cell:
     splits: int = 10
     seeds: int = 1
 
-    def start(self) -> "Cell":
-        """Every setting at the first of its values."""
+    def start(self, data: NodeDataset) -> "Cell":
+        """Every setting at the first of its values, and no more splits than there are."""
         first = {name: values[0] for group in self.groups for name, values in group.items()}
-        return replace(self, base=replace(self.base, **first))
+        splits = min(self.splits, data.n_splits)
+        return replace(self, base=replace(self.base, **first), splits=splits)
 
     def runs(self) -> list[Config]:
         seed = self.base.seed
@@ -96,8 +98,9 @@ def run_cells(
 ) -> list[Outcome]:
     """Choose the settings of every cell and run it on all of its splits; `results` (JSON lines)
     holds what is finished, so that the same call goes on after a stop. One bar counts it all."""
-    cells = [cell.start() for cell in cells]
-    splits = [_tuning_splits(cell, data_dir) for cell in cells]
+    datasets = [read_dataset(cell.base, data_dir) for cell in cells]
+    cells = [cell.start(data) for cell, data in zip(cells, datasets, strict=True)]
+    splits = [_tuning_splits(cell, data) for cell, data in zip(cells, datasets, strict=True)]
     total = sum(map(_count, cells, splits))
     with tqdm(total=total, unit="run", smoothing=0) as bar:
 
@@ -120,10 +123,8 @@ def run_cells(
     ]
 
 
-def _tuning_splits(cell: Cell, data_dir: str | None) -> int:
-    if not cell.groups:
-        return 0
-    nodes = len(read_dataset(cell.base, data_dir).split(0).val)
+def _tuning_splits(cell: Cell, data: NodeDataset) -> int:
+    nodes = len(data.split(0).val)
     return min(cell.splits, max(2, math.ceil(TUNING_NODES / max(nodes, 1))))
 
 

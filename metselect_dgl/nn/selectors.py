@@ -39,8 +39,8 @@ class MetSelectHead(DecodersHead):
         ``"posterior"``: of the metric itself, which then also gives the logits
     select : how `calibrate` makes layers comparable: ``"plain"`` (not at all: T = 1),
         ``"temperature"`` (one per layer), ``"gate"`` (a logistic regression on what all layers
-        think of a layer's answer), ``"auto"`` (the gate where cross-validation on the validation
-        nodes prefers it to the temperatures)
+        think of a layer's answer), ``"auto"`` (the gate, if there are eight validation nodes or
+        more for each of a layer's weights in it, else the temperatures)
     shrinkage : ``"auto"``, ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
     deep_supervision : weight of the mean over layers of every layer's own loss
     metric_dim : measure distances in a projection to this many dimensions: learned if the loss
@@ -203,7 +203,7 @@ class MetSelectHead(DecodersHead):
 
     @torch.no_grad()
     def calibrate(self, layers, labels, index=None):
-        """Fit temperatures, and the gate if it is better, on the validation nodes `index`.
+        """Fit temperatures, and the gate if it is wanted, on the validation nodes `index`.
 
         Returns the Selection of those nodes; the gate that judges one has not seen its label, so
         that accuracies on validation nodes stay honest.
@@ -232,8 +232,7 @@ class MetSelectHead(DecodersHead):
         return self.select == "gate"
 
     def _compare_layers(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
-        """Fit temperatures, and the gate unless the temperatures choose better than it does when
-        cross-validated; the choice of the one that is kept."""
+        """Fit temperatures and, if it is wanted, the gate; what is chosen by them."""
         measured, decoded = self._opinions(layers, metric)
         if not self._wants_gate(len(labels)):
             self.temperature.copy_(fit_temperature(measured, labels))
@@ -241,15 +240,11 @@ class MetSelectHead(DecodersHead):
         fitted = fit_temperature(torch.cat([measured, decoded]), labels)
         self.temperature.copy_(fitted[: len(layers)])
         self.decoder_temperature.copy_(fitted[len(layers) :])
-        layer, score = self.choose(layers, metric, None)
         right = decoded.argmax(-1) == labels  # [L, n]
         gate, held_out = cross_fit_gate(self._gate_features(measured, decoded), right)
-        held_out = self._alive_only(held_out)
-        gated = held_out.argmax(0)
-        if self.select == "auto" and _hits(right, gated) <= _hits(right, layer):
-            return layer, score
         self.gate.copy_(gate)
-        return gated, held_out.amax(0)
+        score, layer = self._alive_only(held_out).max(0)
+        return layer, score
 
     def _gate_features(self, measured: Tensor, decoded: Tensor) -> Tensor:
         """Of the logits [L, n, C] of metric and decoders, not yet divided by temperatures."""
@@ -320,8 +315,3 @@ class MetSelectHead(DecodersHead):
 def _rows(layers: Sequence[Layer]) -> dict:
     """As the functions of :mod:`metselect_dgl.functional` take them."""
     return {"layers": [h.source for h in layers], "index": [h.index for h in layers]}
-
-
-def _hits(right: Tensor, layer: Tensor) -> Tensor:
-    """How many nodes the chosen layer classifies rightly."""
-    return right.gather(0, layer.unsqueeze(0)).sum()
