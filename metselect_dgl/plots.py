@@ -11,9 +11,15 @@ from matplotlib import pyplot as plt
 
 NAMES = {
     "final": "FinalSelect",
-    "metselect": "MetSelect",
     "ndls": "NDLSelect",
     "attn": "AttnSelect",
+    "metselect": "MetSelect",
+    "metselect-paper": "MetSelect-paper",
+    "metselect-max": "MetSelect-max",
+    "jknet-max": "JKNet-Max",
+    "jknet-cat": "JKNet-Cat",
+    "jknet-lstm": "JKNet-LSTM",
+    "jknet-metselect": "JKNet-MetSelect",
 }
 
 

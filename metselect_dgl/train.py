@@ -127,7 +127,7 @@ class TrainingLoop:
 
     def finished(self) -> bool:
         waited = self.state.epoch - 1 - self.state.best_epoch
-        enough = self.state.epoch > 0 and waited >= self.config.patience
+        enough = self.state.best_epoch >= 0 and waited >= self.config.patience
         return enough or self.state.epoch >= self.config.epochs
 
     def epoch(self) -> dict:

@@ -195,3 +195,14 @@ def test_many_nodes_are_sampled():
     found = fit_temperature(logits, labels)
     torch.testing.assert_close(found, fit_temperature(logits[:, ::7], labels[::7]))
     assert abs(found.item() - 3) < 0.3
+
+
+def test_the_gate_of_many_nodes_is_that_of_a_part():
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(1, 25_000, 2, generator=draw, dtype=torch.float64)
+    right = torch.rand(1, 25_000, generator=draw) < features[..., 0].sigmoid()
+    gate, held_out = cross_fit_gate(features, right)
+    torch.testing.assert_close(gate, fit_gate(features[:, ::6], right[:, ::6]))
+    assert held_out.shape == (1, 25_000)
+    assert (gate[0, 0] - 1).abs() < 0.1
+    torch.testing.assert_close(held_out, features[..., 0], atol=0.6, rtol=0)

@@ -157,12 +157,13 @@ def test_hooks_are_called(small, depth):
     ("backbone", "options"),
     [
         (GCN, {"propagate_once": True}),
+        (GCN, {"hidden": 500}),
         (GAT, {}),
         (GIN, {"propagate_once": True}),
         (GIN, {"learn_eps": True}),
         (GIN, {"batch_norm": True}),
     ],
-    ids=["gcn", "gat", "gin", "gin-eps", "gin-norm"],
+    ids=["gcn", "gcn-wide", "gat", "gin", "gin-eps", "gin-norm"],
 )
 def test_features_that_are_mostly_0(small, backbone, options, num_layers):
     """They are multiplied sparsely, with the same result and gradients."""
@@ -170,9 +171,10 @@ def test_features_that_are_mostly_0(small, backbone, options, num_layers):
     feat = torch.zeros(300, 400, dtype=torch.float64)
     feat[torch.arange(300), torch.randint(400, (300,))] = torch.rand(300, dtype=torch.float64)
     train, results = small.split(0).train, []
-    ours = MetSelect(backbone(400, 16, num_layers=num_layers, **options), 5).double()
+    options = {"hidden": 16, "num_layers": num_layers} | options
+    ours = MetSelect(backbone(400, **options), 5).double()
     slow = options | {"engine": "dgl", "propagate_once": False}
-    dgls = MetSelect(backbone(400, 16, num_layers=num_layers, **slow), 5).double()
+    dgls = MetSelect(backbone(400, **slow), 5).double()
     dgls.load_state_dict(ours.state_dict())
     graph = dgl.add_self_loop(small.graph)
     first = ours.backbone.stack(graph, feat, train)[0]

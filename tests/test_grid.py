@@ -136,7 +136,9 @@ def test_no_more_splits_than_there_are(fabricate, tmp_path):
 
 def test_the_bar_counts_every_run_once(fabricate, tmp_path, monkeypatch):
     totals = []
-    monkeypatch.setattr(tuning, "tqdm", lambda total, **_: totals.append(total) or tqdm(disable=1))
+    monkeypatch.setattr(
+        tuning, "tqdm", lambda total, **_: totals.append(total) or tqdm(disable=True)
+    )
     asked = fabricate(lambda c: row(c, 0.5 + 0.1 * c.self_loop, 0.5))
     compare(Config(dataset="tiny", backbone="gin"), ["ndls", "final"], splits=5, out=tmp_path)
     assert totals == [len(asked)]
@@ -272,6 +274,30 @@ def test_a_second_call_runs_nothing(counted, tiny_dir, tmp_path):
     assert run_grid(CONFIGS[::-1], tiny_dir, results) == first[::-1]
     assert counted == CONFIGS
     assert results.read_bytes() == before
+
+
+def test_the_bar_of_a_second_call(tiny_dir, tmp_path):
+    """What is on the disk moves it without counting as work; what was counted does not again."""
+    results, bar = tmp_path / "results.jsonl", tqdm(file=StringIO())
+    run_grid(CONFIGS[:1], tiny_dir, results)
+    for configs, n in ((CONFIGS[:2], 2), (CONFIGS[1:3], 3), (CONFIGS, 4)):
+        grid.run_grid(configs, tiny_dir, results, jobs=1, bar=bar)
+        assert (bar.n, bar.initial) == (n, 1)
+
+
+def test_without_a_bar(tiny_dir, tmp_path):
+    results = tmp_path / "results.jsonl"
+    for _ in range(2):
+        grid.run_grid(CONFIGS[:1], tiny_dir, results, jobs=1, bar=tqdm(disable=True))
+    assert len(read_lines(results)) == 1
+
+
+def test_runs_of_other_code_are_told(monkeypatch, tiny_dir, tmp_path):
+    results = tmp_path / "results.jsonl"
+    run_grid(CONFIGS[:1], tiny_dir, results)
+    monkeypatch.setattr(grid, "code_version", lambda: "changed")
+    with pytest.warns(UserWarning, match="1 runs in .*results.jsonl were made by other code"):
+        run_grid(CONFIGS[:1], tiny_dir, results)
 
 
 def test_only_what_is_new_is_run(counted, tiny_dir, tmp_path):

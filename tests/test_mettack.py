@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from metselect_dgl.data import contextual_sbm, load_dataset, save_npz
+from metselect_dgl.data import (
+    NodeDataset,
+    contextual_sbm,
+    load_dataset,
+    save_npz,
+    undirected_graph,
+)
 from metselect_dgl.experiments import mettack
 from metselect_dgl.experiments.mettack import Mettack, poison
 
@@ -53,17 +59,49 @@ def test_flips_raise_the_loss(data):
     assert losses[-1] > 1.2 * losses[0]
 
 
-def test_what_may_not_be_flipped(data):
-    """Ten flips are ten pairs, the graph stays symmetric without loops, nobody becomes lonely."""
-    attack = Mettack(data)
-    had_edges = attack.clean.sum(1) > 0
-    pairs = {tuple(sorted(attack.flip())) for _ in range(30)}
-    changed = (attack.adjacency != attack.clean).triu().nonzero()
-    assert pairs == {tuple(pair) for pair in changed.tolist()}
-    assert len(pairs) == 30
+@pytest.fixture
+def path_of_four(monkeypatch):
+    """0 - 1 - 2 - 3, and a gradient that says how much every pair is wanted to change."""
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 3]])
+    masks = [torch.tensor([row]).bool() for row in ([1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1])]
+    graph, labels = undirected_graph(pairs, 4), torch.tensor([0, 1, 0, 1])
+    data = NodeDataset("path", graph, torch.eye(4), labels, 2, *masks)
+    attack, wanted = Mettack(data), torch.zeros(4, 4)
+    monkeypatch.setattr(attack, "gradient", lambda: wanted * (1 - 2 * attack.adjacency))
+
+    def want(**pairs: float) -> Mettack:
+        wanted.zero_()
+        for name, value in pairs.items():
+            i, j = int(name[1]), int(name[2])
+            wanted[i, j] = wanted[j, i] = value
+        return attack
+
+    return want
+
+
+def test_no_node_loses_its_last_edge(path_of_four):
+    """To cut off the leaf 0 is wanted most; 1 - 2 is the edge that may go."""
+    assert sorted(path_of_four(p01=9, p12=5, p03=3).flip()) == [1, 2]
+    assert sorted(path_of_four(p01=9, p23=8, p03=3).flip()) == [0, 3]  # now all are leaves
+
+
+def test_no_pair_is_flipped_twice(path_of_four):
+    assert sorted(path_of_four(p03=9, p02=5).flip()) == [0, 3]
+    assert sorted(path_of_four(p03=9, p02=5).flip()) == [0, 2]
+
+
+def test_no_loops_and_symmetric(path_of_four):
+    attack = path_of_four(p00=9, p03=1)
+    assert sorted(attack.flip()) == [0, 3]
     assert torch.equal(attack.adjacency, attack.adjacency.T)
-    assert attack.adjacency.diagonal().eq(0).all()
-    assert attack.adjacency.sum(1)[had_edges].ge(1).all()
+    assert attack.edges().tolist() == [[0, 1], [0, 3], [1, 2], [2, 3]]
+
+
+def test_nothing_left_to_flip(path_of_four):
+    attack = path_of_four()
+    with pytest.raises(ValueError, match="no pair is left"):
+        for _ in range(7):
+            attack.flip()
 
 
 def test_poisoned_file_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -113,6 +113,20 @@ def test_history_agrees_with_metrics(finished):
     assert best["val_accuracy"] == max(record["val_accuracy"] for record in history)
 
 
+@pytest.mark.parametrize("every", [3, 50], ids=["sometimes", "more-than-patience"])
+def test_validation_every_so_many_epochs(small, every):
+    """And after the last epoch; patience waits for the first look."""
+    config = Config(epochs=8, patience=2, validate_every=every, hidden=8)
+    loop = training.TrainingLoop(config, training.prepare(config, small), None)
+    looks = []
+    while not loop.finished():
+        looks.append("val_accuracy" in loop.epoch())
+    due = [(epoch + 1) % every == 0 or epoch == 7 for epoch in range(8)]
+    assert looks == due[: len(looks)]
+    assert loop.state.best_epoch >= 2
+    assert loop.result().metrics["best_epoch"] == loop.state.best_epoch
+
+
 def test_checkpoint_holds_the_last_epoch(finished):
     out, config, run = finished
     saved = load_checkpoint(out / "checkpoint.pt")

@@ -10,10 +10,9 @@ from math import log
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from .tables import text_table
+from .tables import Table, text_table
 
 Entry = dict  # of pytest-benchmark's JSON
-Table = tuple[list[str], list[list[str]]]
 LIMITS = ("bare-products", "bare-Cholesky")  # they do less than an op, and give no result
 
 
@@ -209,13 +208,6 @@ def summary(run: Run) -> str:
         for race in run.races(kind):
             parts.append(f"{race[0]['group']}\n{text_table(*table(race))}")
     return "\n\n".join(parts)
-
-
-def markdown(table: Table) -> str:
-    """The same cells in Markdown."""
-    header, rows = table
-    rule = ["---", *(["---:"] * (len(header) - 1))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
 
 
 def disagreement(run: Run, again: Run, tolerance: float = 0.1) -> tuple[int, Table]:

@@ -11,12 +11,10 @@ from .bench import (
     TABLES,
     Entry,
     Run,
-    Table,
     disagreement,
     exponent,
     growth_table,
     info,
-    markdown,
     memory_table,
     milliseconds,
     of,
@@ -24,6 +22,7 @@ from .bench import (
     same_setting,
 )
 from .paper import EPOCH_SECONDS
+from .tables import Table, markdown
 
 INTRODUCTION = """\
 # Benchmarks

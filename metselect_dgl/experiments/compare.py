@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from ..config import SELECTORS, Config
+from .lines import Worth, paired
 from .tables import percent, text_table
-from .tuning import Outcome, paired, run_cells, tuned
+from .tuning import Outcome, run_cells, tuned
 
 
 def compare(
@@ -59,26 +60,26 @@ def report(outcomes: list[Outcome]) -> str:
 
 
 def _signed(outcome: Outcome, final: Outcome) -> tuple[str, str]:
-    gap, error = paired(outcome, final)
-    return f"{100 * gap:+.1f}", percent(error)
+    gap, error = paired(outcome.rows, final.rows)
+    return f"{gap:+.1f}", f"{error:.1f}" if np.isfinite(error) else "-"
 
 
 def _layers(outcome: Outcome, width: int) -> list[list[str]]:
     """Rows below a selector: every fixed layer of its models, and the oracles."""
+    worth = Worth.of(outcome.rows)
+    if worth is None:
+        return []
+    share = np.mean([row["layer_share"] for row in outcome.rows], 0)
+    named = {
+        f"all at layer {depth} (chosen by {100 * share[depth]:.0f} %)": value
+        for depth, value in enumerate(worth.fixed)
+    } | {
+        "oracle": worth.oracle,
+        "lucky oracle": worth.lucky_oracle,
+        "share of the oracle's gain realised": worth.realised(),
+    }
     blank = (width - 3) * [""]
-    rows = []
-    if "fixed" in outcome.rows[0]:
-        fixed = np.mean([row["fixed"] for row in outcome.rows], 0)
-        share = np.mean([row["layer_share"] for row in outcome.rows], 0)
-        for depth, value in enumerate(fixed):
-            name = f"  all at layer {depth} (chosen by {100 * share[depth]:.0f} %)"
-            rows.append([name, "", percent(value), *blank])
-        for name in ("oracle", "lucky_oracle"):
-            rows.append([f"  {name.replace('_', ' ')}", "", percent(outcome.mean(name)), *blank])
-        gain = outcome.mean("oracle") - fixed.max()
-        realised = (outcome.test().mean() - fixed.max()) / gain if gain > 0 else None
-        rows.append(["  share of the oracle's gain realised", "", percent(realised), *blank])
-    return rows
+    return [[f"  {name}", "", percent(value), *blank] for name, value in named.items()]
 
 
 def check_selectors(names: list[str]) -> None:

@@ -6,45 +6,53 @@ The selectors take turns, a few epochs each, so that a slow moment of the machin
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from ..data import load_dataset
 from ..train import TrainingLoop, prepare
+from .lines import add_lines, read_lines
 from .scope import Scope
 
-SELECTORS = ("final", "ndls", "metselect", "metselect-paper")
+TIMED = ("final", "ndls", "metselect", "metselect-paper")
 LARGE = "arxiv-twin"
 ROUNDS = {LARGE: 5}  # 15 of the others
 _WARM_UP = 3
 _TURN = 0.05  # seconds that a turn takes, at least
 
 
-def epoch_times(scope: Scope, data_dir: str | None) -> Iterator[dict]:
-    """One line for every dataset, backbone and selector."""
+def epoch_times(scope: Scope, data_dir: str | None, out: Path) -> None:
+    """Add a line for every dataset, backbone and selector; races that are there are not run."""
     names = [*scope.datasets, LARGE]
     pairs = [(dataset, backbone) for dataset in names for backbone in scope.backbones]
-    for dataset, backbone in tqdm(pairs, unit="race"):
-        config = replace(scope.recipe, dataset=dataset, backbone=backbone, validate_every=10**9)
-        data = prepare(config, load_dataset(dataset, data_dir))
-        loops = {
-            name: TrainingLoop(replace(config, selector=name, epochs=10**9), data, None)
-            for name in SELECTORS
+    done = {(each["dataset"], each["backbone"]) for each in read_lines(out, "time")}
+    for pair in tqdm(pairs, unit="race"):
+        if pair not in done:
+            add_lines(list(_lines(scope, data_dir, *pair)), out, "time")
+
+
+def _lines(scope: Scope, data_dir: str | None, dataset: str, backbone: str) -> Iterator[dict]:
+    config = replace(scope.recipe, dataset=dataset, backbone=backbone, validate_every=10**9)
+    data = prepare(config, load_dataset(dataset, data_dir))
+    loops = {
+        name: TrainingLoop(replace(config, selector=name, epochs=10**9), data, None)
+        for name in TIMED
+    }
+    seconds = _race(loops, ROUNDS.get(dataset, 15))
+    for name, times in seconds.items():
+        low, ratio, high = np.quantile(times / seconds["final"], (0.25, 0.5, 0.75))
+        yield {
+            "study": "time",
+            "dataset": dataset,
+            "backbone": backbone,
+            "selector": name,
+            "ratio": round(ratio, 4),
+            "quartiles": [round(low, 4), round(high, 4)],
+            "seconds": round(float(np.median(times)), 6),
+            "rounds": len(times),
         }
-        seconds = _race(loops, ROUNDS.get(dataset, 15))
-        for name, times in seconds.items():
-            low, ratio, high = np.quantile(times / seconds["final"], (0.25, 0.5, 0.75))
-            yield {
-                "study": "time",
-                "dataset": dataset,
-                "backbone": backbone,
-                "selector": name,
-                "ratio": round(ratio, 4),
-                "quartiles": [round(low, 4), round(high, 4)],
-                "seconds": round(float(np.median(times)), 6),
-                "rounds": len(times),
-            }
 
 
 def _race(loops: dict[str, TrainingLoop], rounds: int) -> dict[str, np.ndarray]:

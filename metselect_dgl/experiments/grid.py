@@ -1,12 +1,14 @@
 """Many runs: over processes, with one bar, and resumable, as every finished run is one line."""
 
 import dataclasses
+import hashlib
 import json
 import multiprocessing
 import os
+import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
@@ -31,11 +33,13 @@ def run_grid(
     """Run what `results` (JSON lines) does not hold yet, the first splits of all first, and return
     the lines of `configs`. `bar` moves by every run that it has not counted yet."""
     done = _read(results)
+    _warn_of_other_code(done.values(), results)
     keys = [_key(config, _fingerprint(config, data_dir)) for config in configs]
     todo = {key: config for key, config in zip(keys, configs, strict=True) if key not in done}
     counted = getattr(bar, "counted", set())
     found = len(set(keys) - set(todo) - counted)
-    bar.initial += found  # they took no time: the time left is that of new runs
+    if not bar.disable:
+        bar.initial += found  # they took no time: the time left is that of new runs
     bar.update(found)
     bar.counted = counted | set(keys)
     results.parent.mkdir(parents=True, exist_ok=True)
@@ -74,6 +78,7 @@ def run_one(config: Config, data_dir: str | None) -> dict:
     return {
         **{name: getattr(config, name) for name in names},
         "data": _fingerprint(config, data_dir),
+        "code": code_version(),
         "val_accuracy": metrics["val"]["accuracy"],
         "test_accuracy": metrics["test"]["accuracy"],
         **metrics,
@@ -97,6 +102,25 @@ def _fingerprint_of(name: str, data_dir: str | None, seed: int) -> str:
 
 def _fingerprint(config: Config, data_dir: str | None) -> str:
     return _fingerprint_of(config.dataset, data_dir, config.seed)
+
+
+@cache
+def code_version() -> str:
+    """A digest of the package's Python files."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _warn_of_other_code(rows: Iterable[dict], results: Path) -> None:
+    other = sum(row.get("code") != code_version() for row in rows)
+    if other:
+        warnings.warn(
+            f"{other} runs in {results} were made by other code than there is now; "
+            "they count as done: remove the file to make them anew",
+            stacklevel=2,
+        )
 
 
 def _key(config: Config, fingerprint: str) -> str:

@@ -2,8 +2,9 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,16 +13,34 @@ from ..files import write_atomic
 Lines = list[dict]
 
 
-def write_lines(lines: Iterable[dict], path: Path) -> None:
-    """All of them or, if something fails, none."""
-    text = "".join(json.dumps(each) + "\n" for each in lines)
-    write_atomic(path, lambda file: file.write(text.encode()))
+# Studies whose models go by the names of Table 2 and have other settings: apart from its lines.
+VARIATIONS = ("self-loops", "depth", "fresh-attack", "time")
+
+
+def path_of(folder: Path, study: str) -> Path:
+    """Where the lines of a study are."""
+    return Path(folder) / ("variations" if study in VARIATIONS else "") / f"{study}.jsonl"
 
 
 def read_lines(folder: Path, study: str) -> Lines:
     """The lines of a study, none if it was not run."""
-    path = Path(folder) / f"{study}.jsonl"
+    path = path_of(folder, study)
     return [json.loads(each) for each in path.read_text().splitlines()] if path.exists() else []
+
+
+def add_lines(lines: Lines, folder: Path, study: str) -> None:
+    """Put lines in the place of those of the same models and data; others stay."""
+    new = {_model(each) for each in lines}
+    kept = [each for each in read_lines(folder, study) if _model(each) not in new]
+    text = "".join(json.dumps(each) + "\n" for each in kept + lines)
+    path = path_of(folder, study)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, lambda file: file.write(text.encode()))
+
+
+def _model(line: dict) -> tuple:
+    names, settings = ("dataset", "backbone", "selector"), line.get("settings", {})
+    return *(line[name] for name in names), settings.get("num_layers"), settings.get("loss")
 
 
 def cells(lines: Lines) -> dict[tuple[str, str, str], Lines]:
@@ -38,9 +57,42 @@ def accuracies(lines: Lines, part: str = "test") -> np.ndarray:
 
 
 def paired(lines: Lines, other: Lines) -> tuple[float, float]:
-    """Mean difference of test accuracy in points, run by run, and its standard error."""
-    gap = accuracies(lines) - accuracies(other)
+    """Mean difference of test accuracy in points over the runs that both have, and its standard
+    error; NaN of a single run."""
+    first, second = (
+        {(each["split"], each["seed"]): 100 * each["test_accuracy"] for each in some}
+        for some in (lines, other)
+    )
+    gap = np.array([first[run] - second[run] for run in first if run in second])
     return gap.mean(), gap.std(ddof=1) / len(gap) ** 0.5 if len(gap) > 1 else np.nan
+
+
+def signed(lines: Lines, other: Lines) -> str:
+    """`+1.6 (0.2)`: `paired`, without the error where there is none."""
+    gap, error = paired(lines, other)
+    return f"{gap:+.1f}" + (f" ({error:.1f})" if np.isfinite(error) else "")
+
+
+class Worth(NamedTuple):
+    """What choosing per node is worth, as shares: mean over runs."""
+
+    fixed: np.ndarray  # [L]
+    chosen: float
+    oracle: float
+    lucky_oracle: float
+
+    @classmethod
+    def of(cls, lines: Lines) -> "Worth | None":
+        """None where layers have no decoders of their own."""
+        if "fixed" not in lines[0]:
+            return None
+        names = ("fixed", "test_accuracy", "oracle", "lucky_oracle")
+        return cls(*(np.mean([each[name] for each in lines], 0) for name in names))
+
+    def realised(self) -> float | None:
+        """The share of the way from the best fixed layer to the oracle."""
+        gain = self.oracle - self.fixed.max()
+        return (self.chosen - self.fixed.max()) / gain if gain > 0 else None
 
 
 def delta_max(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -6,7 +6,8 @@ rows, W = M_t' B, so that the whole training needs the Gram matrix K = M M_t' al
 (Meta-Self) raises the cross entropy of the other nodes against the labels that the surrogate of the
 clean graph gives them: it differentiates through all steps of the training down to every entry of
 A, flips the pair with the largest gain, and starts again. No node loses its last edge, no pair is
-flipped twice; the original's test of the degree distribution is left out.
+flipped twice. What differs from the original: its surrogate has two weight matrices and starts from
+random ones, and it also tests that the distribution of degrees stays likely.
 """
 
 from collections.abc import Sequence
@@ -95,6 +96,8 @@ class Mettack:
         last = (self.adjacency > 0) & (lonely | lonely[:, None])
         gain[last | (self.adjacency != self.clean)] = -torch.inf
         gain.fill_diagonal_(-torch.inf)
+        if gain.isneginf().all():
+            raise ValueError("no pair is left that may be flipped; use a smaller rate")
         row, col = divmod(gain.argmax().item(), len(gain))
         self.adjacency[row, col] = self.adjacency[col, row] = 1 - self.adjacency[row, col]
         return row, col
@@ -118,16 +121,17 @@ def poison(name: str, rates: Sequence[int], data_dir: str | None, folder: Path) 
     data = load_dataset(f"mettack_{name}", data_dir)
     attack = Mettack(data)
     arrays = dict(np.load(path)) if path.exists() else _clean_arrays(data, attack.edges())
-    total = len(arrays["edges"])
+    total, flips = len(arrays["edges"]), 0
     with tqdm(total=round(max(rates) / 100 * total), desc=f"poison {name}", unit="flip") as bar:
         for rate in sorted(set(rates) - {0}):
-            key, budget = f"edges_mettack_{rate:02}", round(rate / 100 * total)
+            key, wanted = f"edges_mettack_{rate:02}", round(rate / 100 * total) - flips
+            flips += wanted
             if key in arrays:
                 ends = torch.from_numpy(arrays[key]).unbind(1)
                 attack.adjacency = _dense(ends, data.feat)
-                bar.update(budget - bar.n)
+                bar.update(wanted)
                 continue
-            while bar.n < budget:
+            for _ in range(wanted):
                 attack.flip()
                 bar.update()
             arrays[key] = attack.edges()

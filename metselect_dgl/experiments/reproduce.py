@@ -1,7 +1,7 @@
 """The paper's experiments as studies: which models on which data, and the lines they leave.
 
-Every study leaves result lines in `<out>/<study>.jsonl`; all runs, also those that only served to
-choose settings, stay in `<out>/log/runs.jsonl`, from where a stopped run goes on.
+Every study leaves result lines below `<out>` (see `lines.path_of`); all runs, also those that only
+served to choose settings, stay in `<out>/log/runs.jsonl`, from where a stopped run goes on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from pathlib import Path
 from ..config import Config
 from ..data import load_dataset
 from .epoch_times import epoch_times
-from .lines import write_lines
+from .lines import add_lines
 from .mettack import poison
 from .scope import STUDIES, Scope
 from .tuning import Cell, Outcome, run_cells, tuned
@@ -41,7 +41,7 @@ def self_loops(scope: Scope) -> list[Cell]:
     """Table 4: GCN with self-loops."""
     return [
         _tuned(scope, dataset=dataset, selector=selector, self_loop=True)
-        for dataset in scope.datasets
+        for dataset in _gcn(scope)
         for selector in ("final", "metselect", "metselect-paper")
     ]
 
@@ -50,19 +50,19 @@ def aggregation(scope: Scope) -> list[Cell]:
     """Table 5: GCN with jumping knowledge."""
     return [
         _tuned(scope, dataset=dataset, selector=selector)
-        for dataset in scope.datasets
+        for dataset in _gcn(scope)
         for selector in AGGREGATORS
     ]
 
 
 def depth(scope: Scope) -> list[Cell]:
     """Accuracy against depth; GCN with self-loops, the same settings for all."""
-    base = replace(scope.recipe, self_loop=True)
+    base, splits = replace(scope.recipe, self_loop=True), min(scope.depth_splits, scope.splits)
     return [
-        Cell(replace(base, dataset=dataset, num_layers=layers, **model), splits=scope.depth_splits)
+        Cell(replace(base, dataset=dataset, num_layers=layers, **model), splits=splits)
         for layers in scope.depths
-        for dataset in ("cora", "citeseer")
-        if dataset in scope.datasets
+        for dataset in _gcn(scope)
+        if dataset in ("cora", "citeseer")
         for model in VARIANTS
     ]
 
@@ -72,7 +72,8 @@ def attack(scope: Scope) -> list[Cell]:
     base = replace(scope.recipe, self_loop=True)
     names = [
         f"mettack_{name}" + (f"_{rate:02}" if rate else "")
-        for name in scope.attacked
+        for name in _gcn(scope)
+        if name in scope.attacked
         for rate in scope.rates
     ]
     return [
@@ -80,6 +81,11 @@ def attack(scope: Scope) -> list[Cell]:
         for name in names
         for model in VARIANTS
     ]
+
+
+def _gcn(scope: Scope) -> Sequence[str]:
+    """The datasets of a study that is of GCN alone."""
+    return scope.datasets if "gcn" in scope.backbones else ()
 
 
 def _tuned(scope: Scope, **settings) -> Cell:
@@ -96,30 +102,31 @@ CELLS = {
 }
 
 
-def reproduce(
-    studies: Sequence[str], scope: Scope, data_dir: str | None, out: Path, jobs: int
-) -> list[str]:
+def reproduce(scope: Scope, data_dir: str | None, out: Path, jobs: int) -> list[str]:
     """Run what is missing of the studies and write their lines; why datasets were left out."""
     found, missing = available(scope.datasets, data_dir)
-    scope = replace(scope, datasets=found)
-    for name in studies:
+    wanted = [f"mettack_{name}" for name in scope.attacked if name in found]
+    poisoned, more = available(wanted, data_dir)
+    attacked = [name.removeprefix("mettack_") for name in poisoned]
+    scope = replace(scope, datasets=found, attacked=attacked)
+    for name in scope.studies:
         print(f"{name}: {STUDIES[name]}", flush=True)
         if name == "time":
-            write_lines(epoch_times(scope, data_dir), out / "time.jsonl")
+            epoch_times(scope, data_dir, out)
         elif name == "fresh-attack":
-            poisoned = out / "poisoned"
-            for each in scope.attacked:
-                poison(each, scope.rates, data_dir, poisoned)
-            run_study(name, scope, str(poisoned), out, jobs)
+            folder = out / "poisoned"
+            for each in attacked if _gcn(scope) else ():
+                poison(each, scope.rates, data_dir, folder)
+            run_study(name, scope, str(folder), out, jobs)
         else:
             run_study(name, scope, data_dir, out, jobs)
-    return missing
+    return missing + more
 
 
 def run_study(name: str, scope: Scope, data_dir: str | None, out: Path, jobs: int) -> None:
     """Run what is missing of a study and write its lines."""
     outcomes = run_cells(CELLS[name](scope), data_dir, out / "log" / "runs.jsonl", jobs=jobs)
-    write_lines((_line(name, o, row) for o in outcomes for row in o.rows), out / f"{name}.jsonl")
+    add_lines([_line(name, each, row) for each in outcomes for row in each.rows], out, name)
 
 
 def _line(study: str, outcome: Outcome, row: dict) -> dict:
@@ -157,6 +164,6 @@ def available(names: Iterable[str], data_dir: str | None) -> tuple[list[str], li
         try:
             load_dataset(name, data_dir)
             found.append(name)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (ImportError, RuntimeError) as error:
             missing.append(str(error))
     return found, missing

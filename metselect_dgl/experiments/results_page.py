@@ -5,17 +5,16 @@ is there, is put at the top as it is.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..files import write_atomic
-from ..plots import plot_curves, plot_shares
+from ..plots import NAMES, plot_curves, plot_shares
 from . import paper
-from .bench import markdown
 from .lines import (
     Lines,
+    Worth,
     accuracies,
     attacked,
     cells,
@@ -23,32 +22,27 @@ from .lines import (
     delta_max,
     depth_of,
     means,
-    paired,
     read_lines,
+    signed,
 )
-from .tables import percent
+from .tables import markdown, percent
 from .verdicts import verdicts
 
-TITLE = {
-    "final": "FinalSelect",
-    "ndls": "NDLSelect",
-    "attn": "AttnSelect",
+TITLE = NAMES | {
     "metselect": "**MetSelect** (our default)",
     "metselect-paper": "MetSelect as in the paper",
-    "metselect-max": "MetSelect-max",
-    "jknet-max": "JKNet-Max",
-    "jknet-cat": "JKNet-Cat",
-    "jknet-lstm": "JKNet-LSTM",
-    "jknet-metselect": "JKNet-MetSelect",
 }
+Studies = dict[str, Lines]
+LARGE = ("arxiv-twin", "ogbn-arxiv")
 HEADER = """\
 # Results
 
-What `metselect reproduce` measured, beside the paper's figures. A cell has the mean test accuracy
-and its standard deviation over splits; below, the paired difference to FinalSelect and its standard
-error; below, the paper's figure. Runs differ in split and seed; the settings of every model were
-chosen on validation nodes alone (`experiments/tuning.py` says how), and every line with its
-settings is in [results/](results)."""
+What `metselect reproduce` measured, beside the paper's figures. A cell of a table has the mean test
+accuracy in per cent and its standard deviation over splits; below, the paired difference to
+FinalSelect and its standard error; below, in italics, the paper's figure. The settings of every
+model in a table were chosen on validation nodes alone, from one small search that is the same for
+all (`experiments/tuning.py`); those of the figures are the same for all models.
+Every line, with its settings, is in [{beside}]({beside})."""
 
 
 def write_page(folder: Path, page: Path) -> str:
@@ -57,13 +51,17 @@ def write_page(folder: Path, page: Path) -> str:
     beside = Path(os.path.relpath(folder, page.parent))
     reached = verdicts(studies)
     reading = folder / "reading.md"
-    parts = [HEADER, *([reading.read_text().strip()] if reading.exists() else [])]
-    parts += ["## What was reached", *reached]
+    parts = [HEADER.format(beside=beside)]
+    parts += [reading.read_text().strip()] if reading.exists() else []
+    parts += ["## What was reached", reached] if reached else []
     for name, section in _SECTIONS.items():
-        parts += section(studies[name], folder, beside)
+        if studies[name]:
+            parts += section(studies, folder, beside)
+    parts += _commands(studies)
     text = "\n\n".join(parts) + "\n"
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(page, lambda file: file.write(text.encode()))
-    return "\n".join(reached)
+    return reached
 
 
 def headline(lines: Lines) -> str:
@@ -79,48 +77,52 @@ def headline(lines: Lines) -> str:
         if not all(final and ours for final, ours in pairs):
             continue
         name = backbone.upper()
-        gaps = [paired(ours, final) for final, ours in pairs]
         theirs = [f"{paper.ACCURACY[backbone]['metselect'][d].mean:.1f}" for d in columns]
         rows += [
             [f"{name}, FinalSelect", *(f"{accuracies(final).mean():.1f}" for final, _ in pairs)],
             [f"{name}, MetSelect", *(f"{accuracies(ours).mean():.1f}" for _, ours in pairs)],
-            ["difference (standard error)", *(f"{gap:+.1f} ({err:.1f})" for gap, err in gaps)],
+            ["difference (standard error)", *(signed(ours, final) for final, ours in pairs)],
             [f"paper, {name} + MetSelect", *theirs],
         ]
     return markdown((["%", *columns], rows))
 
 
-def _accuracy(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    if not lines:
-        return []
+def _accuracy(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    lines = studies["accuracy"]
     parts = ["## Table 2: accuracy"]
     for backbone in paper.ACCURACY:
         table = _table(lines, backbone, paper.ACCURACY[backbone], paper.DELTA_MAX[backbone])
-        if table:
-            parts += [f"### {backbone.upper()}", table, _layers_table(lines, backbone)]
-    plot_shares(_shares(lines), folder / "layers.png")
-    parts += [
-        "## Layers that MetSelect chose",
-        "Share of the test nodes at every layer, mean over splits; our default.",
-        f"![layers]({beside / 'layers.png'})",
-    ]
+        parts += [f"### {backbone.upper()}", table] if table else []
+        parts += _layers_table(lines, backbone, "metselect")
+    shares = _shares(lines)
+    if shares:
+        plot_shares(shares, folder / "layers.png")
+        parts += [
+            "## Layers that MetSelect chose",
+            "Share of the test nodes at every layer, mean over splits; our default.",
+            f"![layers]({beside / 'layers.png'})",
+        ]
     return parts
 
 
-def _self_loops(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    return _one_table(
-        "Table 4: GCN with self-loops", lines, paper.SELF_LOOPS, paper.SELF_LOOPS_DELTA_MAX
-    )
+def _self_loops(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    lines = studies["self-loops"]
+    table = _table(lines, "gcn", paper.SELF_LOOPS, paper.SELF_LOOPS_DELTA_MAX)
+    more = _layers_table(lines, "gcn", "metselect")
+    return ["## Table 4: GCN with self-loops", table, *more]
 
 
-def _aggregation(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    return _one_table(
-        "Table 5: layer aggregation (GCN)", lines, paper.AGGREGATION, paper.AGGREGATION_DELTA_MAX
-    )
-
-
-def _one_table(title: str, lines: Lines, theirs: dict, delta: dict) -> list[str]:
-    return [f"## {title}", _table(lines, "gcn", theirs, delta)] if lines else []
+def _aggregation(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    """With FinalSelect's row of Table 2, which the paper's Table 5 has not."""
+    lines = studies["aggregation"]
+    final = [each for each in studies["accuracy"] if each["selector"] == "final"]
+    known = {each["dataset"] for each in lines}
+    final = [each for each in final if each["backbone"] == "gcn" and each["dataset"] in known]
+    theirs = paper.AGGREGATION | {"final": paper.ACCURACY["gcn"]["final"]}
+    table = _table(lines + final, "gcn", theirs, paper.AGGREGATION_DELTA_MAX)
+    more = _layers_table(lines, "gcn", "jknet-metselect")
+    text = "Layers 0, 1 and 2 of JKNet-MetSelect are JKNet-LSTM, -Cat and -Max."
+    return ["## Table 5: layer aggregation (GCN)", table, text, *more]
 
 
 def _table(lines: Lines, backbone: str, theirs: dict, their_delta: dict) -> str | None:
@@ -133,47 +135,45 @@ def _table(lines: Lines, backbone: str, theirs: dict, their_delta: dict) -> str 
         for d in paper.DATASETS:
             final = found.get((backbone, "final", d)) if name != "final" else None
             row.append(_cell(found.get((backbone, name, d)), final, theirs[known][d]))
-        row.append(f"{ours[name]:.2f}<br>*{their_delta[known]:.2f}*" if name in ours else "")
+        said = f"<br>*{their_delta[known]:.2f}*" if known in their_delta else ""
+        row.append(f"{ours[name]:.2f}{said}" if name in ours else "")
         rows.append(row)
     return markdown((["", *paper.DATASETS, "Δ max"], rows)) if rows else None
 
 
 def _cell(lines: Lines | None, final: Lines | None, theirs: paper.Figure) -> str:
-    said = f"*{theirs.mean:.2f}*" + (f" *±{theirs.std:.2f}*" if theirs.std else "")
+    said = f"*{theirs.mean:g}*" + (f" *±{theirs.std:g}*" if theirs.std else "")
     if not lines:
         return f"not run<br>{said}"
-    ours = accuracies(lines)
-    spread = f" ±{ours.std(ddof=1):.1f}" if len(ours) > 1 else ""
-    text = [f"{ours.mean():.1f}{spread}"]
-    if final and len(final) == len(lines):
-        gap, error = paired(lines, final)
-        text.append(f"{gap:+.1f} ({error:.1f})")
-    return "<br>".join([*text, said])
+    difference = [signed(lines, final)] if final else []
+    return "<br>".join([_mean_std(accuracies(lines)), *difference, said])
 
 
-def _layers_table(lines: Lines, backbone: str) -> str:
-    """What choosing is worth: every fixed layer of our models, the oracles, the share realised."""
-    found = cells(lines)
-    columns = [d for d in paper.DATASETS if (backbone, "metselect", d) in found]
-    rows = {}
-    for d in columns:
-        runs = found[backbone, "metselect", d]
-        fixed = np.mean([each["fixed"] for each in runs], 0)
-        oracle, lucky = (np.mean([each[k] for each in runs]) for k in ("oracle", "lucky_oracle"))
-        chosen = np.mean([each["test_accuracy"] for each in runs])
-        gain = oracle - fixed.max()
-        for depth, value in enumerate(fixed):
-            rows.setdefault(f"all at layer {depth}", []).append(percent(value))
-        rows.setdefault("**chosen per node**", []).append(percent(chosen))
-        rows.setdefault("oracle", []).append(percent(oracle))
-        rows.setdefault("lucky oracle", []).append(percent(lucky))
-        share = (chosen - fixed.max()) / gain if gain > 0 else None
-        rows.setdefault("share of the oracle's gain, %", []).append(percent(share))
-    head = [f"our MetSelect, {backbone.upper()}", *columns]
-    return markdown((head, [[name, *values] for name, values in rows.items()]))
+def _layers_table(lines: Lines, backbone: str, selector: str) -> list[str]:
+    """What choosing is worth: every fixed layer of the models, the oracles, the share realised."""
+    worth = {
+        dataset: Worth.of(some)
+        for (other, name, dataset), some in cells(lines).items()
+        if (other, name) == (backbone, selector)
+    }
+    columns = [d for d in paper.DATASETS if worth.get(d)]
+    if not columns:
+        return []
+    depth = len(worth[columns[0]].fixed)
+    rows = [
+        *(
+            [f"all at layer {k}", *(percent(worth[d].fixed[k]) for d in columns)]
+            for k in range(depth)
+        ),
+        ["**chosen per node**", *(percent(worth[d].chosen) for d in columns)],
+        ["oracle", *(percent(worth[d].oracle) for d in columns)],
+        ["lucky oracle", *(percent(worth[d].lucky_oracle) for d in columns)],
+        ["share of the oracle's gain, %", *(percent(worth[d].realised()) for d in columns)],
+    ]
+    return [markdown(([f"{NAMES[selector]}, {backbone.upper()}", *columns], rows))]
 
 
-def _shares(lines: Lines) -> dict[str, dict[str, Sequence[float]]]:
+def _shares(lines: Lines) -> dict[str, dict[str, np.ndarray]]:
     found = cells(lines)
     return {
         backbone.upper(): {
@@ -186,42 +186,38 @@ def _shares(lines: Lines) -> dict[str, dict[str, Sequence[float]]]:
     }
 
 
-def _time(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    if not lines:
-        return []
+def _time(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    lines = studies["time"]
     names = {"ndls": "NDLSelect", "metselect": "MetSelect", "metselect-paper": "MetSelect"}
+    small = [each for each in lines if each["dataset"] not in LARGE]
+    groups = {"small": (small, paper.SMALL_EPOCH_SECONDS)}
+    for name in LARGE:
+        some = [each for each in lines if each["dataset"] == name]
+        groups |= {name: (some, paper.EPOCH_SECONDS)} if some else {}
     rows = []
     for backbone in dict.fromkeys(each["backbone"] for each in lines):
-        for where, seconds in (
-            ("small", paper.SMALL_EPOCH_SECONDS),
-            ("arxiv-twin", paper.EPOCH_SECONDS),
-        ):
+        for where, (some, seconds) in groups.items():
             theirs = seconds[backbone.upper()]
             row = [f"{backbone.upper()}, {where}"]
-            for name in names:
-                ratios = [
-                    each["ratio"]
-                    for each in lines
-                    if (each["backbone"], each["selector"]) == (backbone, name)
-                    and (each["dataset"] == "arxiv-twin") == (where == "arxiv-twin")
-                ]
-                said = theirs[names[name]] / theirs["FinalSelect"]
+            for name, method in names.items():
+                key = (backbone, name)
+                ratios = [e["ratio"] for e in some if (e["backbone"], e["selector"]) == key]
+                said = theirs[method] / theirs["FinalSelect"]
                 row.append(f"{np.mean(ratios):.2f}<br>*{said:.2f}*" if ratios else "not run")
             rows.append(row)
-    small = len({each["dataset"] for each in lines} - {"arxiv-twin"})
     return [
         "## Table 3: time of a training epoch",
         "Ratio to FinalSelect of the same backbone; the selectors take turns in one process. "
-        f"Small: mean over {small} datasets. arxiv-twin: a synthetic graph of the size of "
-        "ogbn-arxiv. Below: the paper's ratio, on a GPU and, for the last row of a backbone, on "
-        "ogbn-arxiv itself. NDLSelect's search of hops, once per graph, is not part of an epoch.",
+        f"Small: mean over {len({each['dataset'] for each in small})} datasets. arxiv-twin: a "
+        "synthetic graph of the size of ogbn-arxiv. Below: the paper's ratio, on a GPU, beside the "
+        "twin that on ogbn-arxiv itself. NDLSelect's search of hops, once for a graph, is not part "
+        "of an epoch here.",
         markdown((["", *(TITLE[name] for name in names)], rows)),
     ]
 
 
-def _depth(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    if not lines:
-        return []
+def _depth(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    lines = studies["depth"]
     panels = {
         d: curves([each for each in lines if each["dataset"] == d], depth_of)
         for d in dict.fromkeys(each["dataset"] for each in lines)
@@ -229,30 +225,30 @@ def _depth(lines: Lines, folder: Path, beside: Path) -> list[str]:
     plot_curves(panels, "depth", folder / "depth.png", log=True)
     return [
         "## Accuracy against depth",
+        paper.DEPTH,
         f"![accuracy against depth]({beside / 'depth.png'})",
         *(_curve_table(f"{name}, depth", panel) for name, panel in panels.items()),
     ]
 
 
-def _attack(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    return _poisoned("Mettack: the public poisoned graphs", "attack", lines, folder, beside)
+def _attack(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    return _poisoned("Mettack: the public poisoned graphs", "attack", studies, folder, beside)
 
 
-def _fresh(lines: Lines, folder: Path, beside: Path) -> list[str]:
-    return _poisoned("Mettack: poisoned here", "fresh-attack", lines, folder, beside)
+def _fresh(studies: Studies, folder: Path, beside: Path) -> list[str]:
+    return _poisoned("Mettack: poisoned here", "fresh-attack", studies, folder, beside)
 
 
-def _poisoned(title: str, name: str, lines: Lines, folder: Path, beside: Path) -> list[str]:
-    if not lines:
-        return []
+def _poisoned(title: str, name: str, studies: Studies, folder: Path, beside: Path) -> list[str]:
     panels = {}
-    for base in dict.fromkeys(attacked(each)[0] for each in lines):
-        some = [each for each in lines if attacked(each)[0] == base]
+    for base in dict.fromkeys(attacked(each)[0] for each in studies[name]):
+        some = [each for each in studies[name] if attacked(each)[0] == base]
         for part in ("test", "train"):
             panels[f"{base}, {part}"] = curves(some, lambda each: attacked(each)[1], part)
     plot_curves(panels, "edges changed, %", folder / f"{name}.png")
     return [
         f"## {title}",
+        paper.ATTACK,
         f"![{title}]({beside / f'{name}.png'})",
         *(_curve_table(f"{key}, % changed", panel) for key, panel in panels.items()),
     ]
@@ -270,6 +266,29 @@ def _curve_table(corner: str, panel: dict[str, dict[int, np.ndarray]]) -> str:
 def _mean_std(values: np.ndarray) -> str:
     spread = f" ±{values.std(ddof=1):.1f}" if len(values) > 1 else ""
     return f"{values.mean():.1f}{spread}"
+
+
+def _commands(studies: Studies) -> list[str]:
+    """How every study is run, and what its lines took; runs that only chose settings excepted."""
+    rows = []
+    for name, lines in studies.items():
+        trained = [each for each in lines if "epochs" in each]
+        seeds = sorted({each["seed"] for each in trained})
+        minutes = sum(each["seconds"] for each in trained) / 60
+        rows.append(
+            [
+                f"`metselect reproduce {name}`",
+                str(len(lines)),
+                ", ".join(map(str, seeds)) or "-",
+                f"{minutes:.0f}" if trained else "-",
+            ]
+        )
+    return [
+        "## Commands",
+        "All of it: `make results`. Minutes are of training on one core, summed over the lines of "
+        "the page; runs that only served to choose settings come on top.",
+        markdown((["", "lines", "seeds", "minutes"], rows)),
+    ]
 
 
 _SECTIONS = {

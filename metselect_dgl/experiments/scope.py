@@ -19,8 +19,9 @@ STUDIES = {
 
 @dataclass(frozen=True)
 class Scope:
-    """The datasets, models and runs of every study."""
+    """The studies, and the datasets, models and runs of each."""
 
+    studies: Sequence[str] = tuple(STUDIES)
     datasets: Sequence[str] = paper.DATASETS
     backbones: Sequence[str] = ("gcn", "gat", "gin")
     selectors: Sequence[str] = (
@@ -42,19 +43,22 @@ class Scope:
 
     def narrowed(self, **asked) -> "Scope":
         """With what the user asked for in place of the default; None: not asked."""
-        known = Scope()
-        for name in ("datasets", "backbones", "selectors"):
+        for name in ("datasets", "backbones", "selectors", "studies"):
+            known = getattr(FULL, name)
             for value in asked[name] or ():
-                if value not in getattr(known, name):
-                    raise ValueError(
-                        f"{name[:-1]} {value!r} is not in the paper's tables; "
-                        f"use some of {', '.join(getattr(known, name))}"
-                    )
-        return replace(self, **{name: value for name, value in asked.items() if value})
+                if value not in known:
+                    raise ValueError(f"{value!r} is not one of the {name}: {', '.join(known)}")
+        once = {
+            name: tuple(dict.fromkeys(value)) if isinstance(value, list) else value
+            for name, value in asked.items()
+            if value
+        }
+        return replace(self, **once)
 
 
 FULL = Scope()
 QUICK = Scope(
+    studies=("accuracy", "time", "self-loops", "depth", "attack"),
     datasets=("cora", "wisconsin", "texas"),
     backbones=("gcn",),
     selectors=("final", "metselect", "metselect-paper"),

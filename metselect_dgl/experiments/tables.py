@@ -1,6 +1,8 @@
-"""Plain text tables."""
+"""Tables in plain text and in Markdown."""
 
 from collections.abc import Sequence
+
+Table = tuple[list[str], list[list[str]]]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -13,6 +15,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         lines.append("  ".join([f"{first:<{widths[0]}}", *right]).rstrip())
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
+
+
+def markdown(table: Table) -> str:
+    """(header, rows) in Markdown, the first column to the left and the others to the right."""
+    header, rows = table
+    rule = ["---", *(["---:"] * (len(header) - 1))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
 
 
 def percent(share: float | None) -> str:

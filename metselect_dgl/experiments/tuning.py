@@ -154,10 +154,3 @@ def _level(gap: np.ndarray) -> bool:
     if not gap.any():
         return True
     return len(gap) > 1 and gap.mean() < gap.std(ddof=1) / math.sqrt(len(gap))
-
-
-def paired(outcome: Outcome, other: Outcome) -> tuple[float, float | None]:
-    """Mean difference of test accuracy, run by run, and its standard error."""
-    gap = outcome.test() - other.test()
-    error = gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else None
-    return float(gap.mean()), error

@@ -50,9 +50,9 @@ class GCN(Backbone):
         return MC.linear_relu(propagated, conv.weight, conv.bias)
 
     def fused_conv(self, conv, edges, h, index):
-        if conv.weight.shape[0] > conv.weight.shape[1]:  # fewer numbers to sum after the weights
-            image = _product(self.features(conv, h), conv.weight)
-            out, _ = edges.neighbour_sum(image, normalized=True)
+        rows, (wide, narrow) = self.features(conv, h), conv.weight.shape
+        if wide > narrow or isinstance(rows, SparseRows):  # less to sum after the weights
+            out, _ = edges.neighbour_sum(_product(rows, conv.weight), normalized=True)
             return torch.relu(out + conv.bias), h
         out, h = edges.neighbour_sum(h, normalized=True)
         return self.transform(conv, out, Layer(h, index)), h

@@ -115,12 +115,15 @@ def fit_gate(
 
 
 def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds)."""
-    fold = torch.arange(right.shape[1], device=right.device) % FOLDS
+    """(the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds). Of
+    many nodes a part is fitted on, as in `fit_temperature`."""
+    nodes = torch.arange(right.shape[1], device=right.device)
+    every = max(1, len(nodes) // _ENOUGH)
+    fold = nodes // every % FOLDS
     folds = torch.arange(FOLDS + 1, device=right.device).unsqueeze(1)  # the last: nothing held out
-    *held_out, whole = fit_gate(features, right, fold != folds)
+    *held_out, whole = fit_gate(features[:, ::every], right[:, ::every], fold[::every] != folds)
     scores = torch.stack([gate_score(features, gate) for gate in held_out])  # [FOLDS, L, n]
-    return whole, scores[fold, :, torch.arange(len(fold), device=fold.device)].mT
+    return whole, scores[fold, :, nodes].mT
 
 
 def gate_score(features: Tensor, gate: Tensor) -> Tensor:

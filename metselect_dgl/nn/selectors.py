@@ -228,15 +228,16 @@ class MetSelectHead(DecodersHead):
     def _wants_gate(self, nodes: int) -> bool:
         """Asked for; or allowed to, with nodes enough for its weights."""
         if self.select == "auto" and (self.loss, self.rule) == ("ce", "confidence"):
-            return nodes >= max(2 * FOLDS, _NODES_PER_WEIGHT * self.gate.shape[1])
+            return nodes >= _NODES_PER_WEIGHT * self.gate.shape[1]
         return self.select == "gate"
 
     def _compare_layers(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
         """Fit temperatures and, if it is wanted, the gate; what is chosen by them."""
-        measured, decoded = self._opinions(layers, metric)
         if not self._wants_gate(len(labels)):
+            measured = MF.metric_logits(**_rows(metric), **self.prototypes.metric())
             self.temperature.copy_(fit_temperature(measured, labels))
             return self.choose(layers, metric, None)
+        measured, decoded = self._opinions(layers, metric)
         fitted = fit_temperature(torch.cat([measured, decoded]), labels)
         self.temperature.copy_(fitted[: len(layers)])
         self.decoder_temperature.copy_(fitted[len(layers) :])
