@@ -28,6 +28,10 @@ def check_dtype(feat: Tensor, like: Tensor, what: str) -> None:
         raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
 
 
+class NotFiniteError(ValueError):
+    """A layer has a NaN or an infinity."""
+
+
 def check_finite(layers: Sequence[Tensor], first: int = 0, nodes: Tensor | None = None) -> None:
     """A NaN or an infinity is named by its layer, counted from `first`, and its first node; rows
     are those of `nodes`, if these are given."""
@@ -37,7 +41,7 @@ def check_finite(layers: Sequence[Tensor], first: int = 0, nodes: Tensor | None 
         bad = (~torch.isfinite(h.detach()).all(1)).nonzero()  # the sum alone may overflow
         if len(bad):
             row = bad[0].item()
-            raise ValueError(
+            raise NotFiniteError(
                 f"layer {depth} of node {row if nodes is None else nodes[row]} is not finite; "
                 "check the features for NaN or inf, or lower the learning rate"
             )

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from . import checkpoint, ops
+from .checks import NotFiniteError
 from .config import Config
 from .data import NodeDataset, Split, load_dataset
 from .evaluate import accuracy, layer_report, scores
@@ -32,6 +34,7 @@ class Progress:
     best_model: dict = field(default_factory=dict)
     history: list = field(default_factory=list)
     seconds: float = 0.0
+    diverged: bool = False
 
     def better(self, val_accuracy: float, val_loss: float) -> bool:
         """Higher validation accuracy; equal ones by lower loss."""
@@ -91,13 +94,18 @@ def train(
         while not loop.finished():
             record = loop.epoch()
             bar.update()
-            shown = {"loss": f"{record['loss']:.3f}"}
-            if "val_accuracy" in record:
-                shown["val"] = f"{100 * record['val_accuracy']:.1f}"
-            bar.set_postfix(shown, refresh=False)
+            bar.set_postfix(_shown(record), refresh=False)
             if loop.state.epoch % checkpoint_every == 0 or loop.finished():
                 loop.save()
     return loop.result()
+
+
+def _shown(record: dict) -> dict[str, str]:
+    """What the bar says of an epoch."""
+    shown = {"loss": f"{record['loss']:.3f}"} if "loss" in record else {}
+    if "val_accuracy" in record:
+        shown["val"] = f"{100 * record['val_accuracy']:.1f}"
+    return shown
 
 
 class TrainingLoop:
@@ -128,25 +136,41 @@ class TrainingLoop:
     def finished(self) -> bool:
         waited = self.state.epoch - 1 - self.state.best_epoch
         enough = self.state.best_epoch >= 0 and waited >= self.config.patience
-        return enough or self.state.epoch >= self.config.epochs
+        return enough or self.state.diverged or self.state.epoch >= self.config.epochs
 
     def epoch(self) -> dict:
-        """One step on the training nodes and, if it is due, one look at the validation nodes."""
-        start, data, state = time.perf_counter(), self.data, self.state
+        """One step on the training nodes and, if it is due, one look at the validation nodes.
+
+        Where a layer is not finite any more, training ends and the best model stays; if none was
+        looked at yet, it is an error.
+        """
+        start, state = time.perf_counter(), self.state
+        record = {"epoch": state.epoch}
+        try:
+            record["loss"] = self.step()
+            last = state.epoch + 1 == self.config.epochs
+            if last or (state.epoch + 1) % self.config.validate_every == 0:
+                record |= self.judge()
+        except NotFiniteError as error:
+            if state.best_epoch < 0:
+                raise
+            warnings.warn(f"training diverged in epoch {state.epoch}: {error}", stacklevel=2)
+            state.diverged = True
+        state.history.append(record)
+        state.epoch += 1
+        state.seconds += time.perf_counter() - start
+        return record
+
+    def step(self) -> float:
+        """One step on the training nodes; their loss."""
+        data = self.data
         self.model.train()
         with without_logits(self.model):
             loss = self.model(data.graph, data.feat, data.labels, self.split.train).loss
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        record = {"epoch": state.epoch, "loss": loss.item()}
-        last = state.epoch + 1 == self.config.epochs
-        if last or (state.epoch + 1) % self.config.validate_every == 0:
-            record |= self.judge()
-        state.history.append(record)
-        state.epoch += 1
-        state.seconds += time.perf_counter() - start
-        return record
+        return loss.item()
 
     def judge(self) -> dict:
         """Accuracy and loss on the validation nodes; keeps the model if they are the best."""
@@ -221,6 +245,7 @@ class TrainingLoop:
             "config": dataclasses.asdict(self.config),
             "epochs": self.state.epoch,
             "best_epoch": self.state.best_epoch,
+            "diverged": self.state.diverged,
             "seconds": self.state.seconds,
             "train": scores(answers[split.train], labels[split.train]),
             "val": scores(held_out.logits.argmax(1), labels[split.val]),

@@ -113,6 +113,33 @@ def test_history_agrees_with_metrics(finished):
     assert best["val_accuracy"] == max(record["val_accuracy"] for record in history)
 
 
+@pytest.mark.parametrize("epoch", [1, 5], ids=["before-a-look", "after"])
+def test_training_that_diverges(small, monkeypatch, epoch):
+    """The best model stays; without any it is an error."""
+    config = Config(epochs=9, validate_every=3, hidden=8)
+    loop = training.TrainingLoop(config, training.prepare(config, small), None)
+    step = loop.step
+
+    def explode():
+        if loop.state.epoch == epoch:
+            with torch.no_grad():
+                next(loop.model.backbone.convs[0].parameters()).fill_(torch.inf)
+        return step()
+
+    monkeypatch.setattr(loop, "step", explode)
+    with (
+        pytest.raises(ValueError, match="not finite")
+        if epoch == 1
+        else pytest.warns(UserWarning, match="training diverged in epoch 5: layer 1 of node")
+    ):
+        while not loop.finished():
+            loop.epoch()
+    if epoch == 5:
+        metrics = loop.result().metrics
+        assert (metrics["diverged"], metrics["epochs"], metrics["best_epoch"]) == (True, 6, 2)
+        assert 0 < metrics["test"]["accuracy"] < 1
+
+
 @pytest.mark.parametrize("every", [3, 50], ids=["sometimes", "more-than-patience"])
 def test_validation_every_so_many_epochs(small, every):
     """And after the last epoch; patience waits for the first look."""

@@ -137,7 +137,8 @@ def _line(study: str, outcome: Outcome, row: dict) -> dict:
         for key, value in asdict(Config(**row["config"])).items()
         if key not in _NAMED and value != getattr(default, key)
     }
-    kept = ("epochs", "best_epoch", "seconds", "fixed", "oracle", "lucky_oracle", "layer_share")
+    figures = ("fixed", "oracle", "lucky_oracle", "layer_share")
+    kept = ("epochs", "best_epoch", "diverged", "seconds", "code", *figures)
     return {
         "study": study,
         **{key: row[key] for key in _NAMED},

@@ -129,7 +129,7 @@ def _table(lines: Lines, backbone: str, theirs: dict, their_delta: dict) -> str 
     """Rows of selectors, columns of datasets; None if the backbone was not run."""
     found, ours = cells(lines), delta_max(means(lines, backbone))
     rows = []
-    for name in (name for name in TITLE if name in means(lines, backbone)):
+    for name in (name for name in TITLE if ours and (name in theirs or name in ours)):
         known = "metselect" if name == "metselect-paper" else name
         row = [TITLE[name]]
         for d in paper.DATASETS:

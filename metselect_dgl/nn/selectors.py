@@ -15,6 +15,7 @@ from .prototypes import Prototypes
 
 _GATED = 65536  # nodes that the gate looks at together
 _NODES_PER_WEIGHT = 8  # validation nodes without which `auto` tries no gate
+_GATED_LAYERS = 33  # and layers with which it tries none: it compares every one with every other
 
 
 class MetSelectHead(DecodersHead):
@@ -40,7 +41,7 @@ class MetSelectHead(DecodersHead):
     select : how `calibrate` makes layers comparable: ``"plain"`` (not at all: T = 1),
         ``"temperature"`` (one per layer), ``"gate"`` (a logistic regression on what all layers
         think of a layer's answer), ``"auto"`` (the gate, if there are eight validation nodes or
-        more for each of a layer's weights in it, else the temperatures)
+        more for each of a layer's weights in it, and 33 layers or less, else the temperatures)
     shrinkage : ``"auto"``, ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
     deep_supervision : weight of the mean over layers of every layer's own loss
     metric_dim : measure distances in a projection to this many dimensions: learned if the loss
@@ -228,7 +229,8 @@ class MetSelectHead(DecodersHead):
     def _wants_gate(self, nodes: int) -> bool:
         """Asked for; or allowed to, with nodes enough for its weights."""
         if self.select == "auto" and (self.loss, self.rule) == ("ce", "confidence"):
-            return nodes >= _NODES_PER_WEIGHT * self.gate.shape[1]
+            layers, weights = self.gate.shape
+            return layers <= _GATED_LAYERS and nodes >= _NODES_PER_WEIGHT * weights
         return self.select == "gate"
 
     def _compare_layers(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
