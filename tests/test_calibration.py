@@ -14,6 +14,7 @@ from metselect_dgl.nn.calibration import (
     fit_temperature,
     gate_features,
     gate_score,
+    gate_width,
 )
 
 
@@ -66,6 +67,31 @@ def test_gate_of_constant_features_and_of_a_perfect_layer():
     gate = fit_gate(features, torch.ones(1, 20, dtype=torch.bool))
     assert torch.isfinite(gate).all()
     assert gate_score(features, gate).gt(3).all()
+
+
+def test_of_a_deep_network_the_gate_sees_the_layer_itself_and_the_mean(monkeypatch):
+    torch.manual_seed(0)
+    metric, decoder = torch.randn(2, 5, 9, 3).unbind()
+    answer = torch.randint(3, (5, 9))
+    pairs = gate_features(metric, decoder, answer).unflatten(-1, (2, 5))  # [5, 9, 2, 5]
+    monkeypatch.setattr("metselect_dgl.nn.calibration._PAIRED_LAYERS", 4)
+    features = gate_features(metric, decoder, answer)
+    assert features.shape == (5, 9, gate_width(5)) == (5, 9, 4)
+    torch.testing.assert_close(features[..., :2], pairs.diagonal(dim1=0, dim2=3).permute(2, 0, 1))
+    torch.testing.assert_close(features[..., 2:], pairs.mean(-1))
+
+
+def test_a_deep_network_is_gated_too(monkeypatch):
+    monkeypatch.setattr("metselect_dgl.nn.calibration._PAIRED_LAYERS", 2)
+    torch.manual_seed(0)
+    head = MetSelectHead([6] * 4, 3)
+    labels = torch.arange(120) % 3
+    layers = [torch.randn(120, 6) + k * F.one_hot(labels, 6) for k in range(4)]
+    head(layers, labels=labels, index=torch.arange(60))
+    head.calibrate(layers, labels, torch.arange(60, 120))
+    assert head.gate.shape == (4, 5) and head.gate.any()
+    said, told = head.eval()(layers), head.explain(layers, torch.tensor([7]))
+    assert told["gated"] and told["score"].argmax() == said.layer[7]
 
 
 def test_gate_features_by_hand():

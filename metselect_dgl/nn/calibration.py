@@ -7,6 +7,7 @@ from .. import functional as MF
 
 _HOTTEST = 100.0
 _ENOUGH = 4096
+_PAIRED_LAYERS = 33  # up to so many, the gate compares every layer with every other
 FOLDS = 5
 
 
@@ -55,8 +56,14 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     return 1 / beta
 
 
+def gate_width(n_layers: int) -> int:
+    """How many features the gate has of every layer's answer."""
+    return 2 * n_layers if n_layers <= _PAIRED_LAYERS else 4
+
+
 def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
-    """What every layer k thinks of layer l's answer: its log-odds by metric and by decoder.
+    """What the layers k think of layer l's answer: their log-odds by metric and by decoder; of a
+    deep network's, those of layer l itself and the mean over all.
 
     Parameters
     ----------
@@ -65,9 +72,17 @@ def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
 
     Returns
     -------
-    [L, n, 2 L]
+    [L, n, gate_width(L)]
     """
-    odds = torch.cat([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)  # [2L, n, C]
+    odds = torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)  # [2, L, n, C]
+    if len(answer) <= _PAIRED_LAYERS:
+        return _of_answers(odds.flatten(0, 1), answer)
+    own = odds.gather(-1, answer.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)  # [2, L, n]
+    return torch.cat([own.permute(1, 2, 0), _of_answers(odds.mean(1), answer)], -1)
+
+
+def _of_answers(odds: Tensor, answer: Tensor) -> Tensor:
+    """The entries of `odds` [K, n, C] for every layer's answer [L, n]: [L, n, K]."""
     spread = odds.unsqueeze(0).expand(len(answer), *odds.shape)
     asked = answer[:, None, :, None].expand(-1, len(odds), -1, 1)
     return spread.gather(-1, asked).squeeze(-1).transpose(1, 2)

@@ -7,15 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .calibration import FOLDS, cross_fit_gate, fit_temperature, gate_features, gate_score
+from .calibration import (
+    FOLDS,
+    cross_fit_gate,
+    fit_temperature,
+    gate_features,
+    gate_score,
+    gate_width,
+)
 from .heads import DecodersHead, Selection
 from .layers import Layer
 from .losses import distance_loss, posterior_loss
 from .prototypes import Prototypes
 
-_GATED = 65536  # nodes that the gate looks at together
+_GATED = 196608  # rows of layers that the gate looks at together
 _NODES_PER_WEIGHT = 8  # validation nodes without which `auto` tries no gate
-_GATED_LAYERS = 33  # and layers with which it tries none: it compares every one with every other
 
 
 class MetSelectHead(DecodersHead):
@@ -41,7 +47,7 @@ class MetSelectHead(DecodersHead):
     select : how `calibrate` makes layers comparable: ``"plain"`` (not at all: T = 1),
         ``"temperature"`` (one per layer), ``"gate"`` (a logistic regression on what all layers
         think of a layer's answer), ``"auto"`` (the gate, if there are eight validation nodes or
-        more for each of a layer's weights in it, and 33 layers or less, else the temperatures)
+        more for each of a layer's weights in it, else the temperatures)
     shrinkage : ``"auto"``, ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
     deep_supervision : weight of the mean over layers of every layer's own loss
     metric_dim : measure distances in a projection to this many dimensions: learned if the loss
@@ -99,7 +105,7 @@ class MetSelectHead(DecodersHead):
         self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage)
         self.register_buffer("temperature", torch.ones(len(widths)))
         self.register_buffer("decoder_temperature", torch.ones(len(widths)))
-        self.register_buffer("gate", torch.zeros(len(widths), 2 * len(widths) + 1))
+        self.register_buffer("gate", torch.zeros(len(widths), gate_width(len(widths)) + 1))
         if loss != "ce":
             self.decoders.requires_grad_(False)
 
@@ -229,8 +235,7 @@ class MetSelectHead(DecodersHead):
     def _wants_gate(self, nodes: int) -> bool:
         """Asked for; or allowed to, with nodes enough for its weights."""
         if self.select == "auto" and (self.loss, self.rule) == ("ce", "confidence"):
-            layers, weights = self.gate.shape
-            return layers <= _GATED_LAYERS and nodes >= _NODES_PER_WEIGHT * weights
+            return nodes >= _NODES_PER_WEIGHT * self.gate.shape[1]
         return self.select == "gate"
 
     def _compare_layers(self, layers, metric, labels) -> tuple[Tensor, Tensor]:
@@ -257,9 +262,9 @@ class MetSelectHead(DecodersHead):
 
     def _gate_scores(self, layers, metric) -> Tensor:
         """[L, n], a part of the nodes at a time: their features are many."""
-        scores = []
-        for start in range(0, max(len(layers[0]), 1), _GATED):
-            some = slice(start, start + _GATED)
+        scores, step = [], max(1, _GATED // len(layers))
+        for start in range(0, max(len(layers[0]), 1), step):
+            some = slice(start, start + step)
             parts = ([layer.part(some) for layer in each] for each in (layers, metric))
             scores.append(gate_score(self._gate_features(*self._opinions(*parts)), self.gate))
         return self._alive_only(torch.cat(scores, 1))
