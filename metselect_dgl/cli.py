@@ -123,17 +123,29 @@ def _add_train(words) -> None:
 
 
 def _train(args) -> None:
+    from .team import team_of_torchrun
+
+    config = Config(**_given(args))
+    hint = "run the same command again: it goes on from the last checkpoint"
+    with team_of_torchrun(config.device, hint) as team:
+        _train_in(team, config, args)
+
+
+def _train_in(team, config: Config, args) -> None:
     from .data import load_dataset
     from .experiments.tables import percent, text_table
     from .train import train
 
-    config = Config(**_given(args))
     data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
     name = f"{config.dataset}-{config.backbone}-{config.selector}"
     out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
-    if args.overwrite:
+    if args.overwrite and team.rank == 0:
         (out / "checkpoint.pt").unlink(missing_ok=True)
-    metrics = train(config, data, out).metrics
+    team.share(None)  # nobody looks for a checkpoint before it is gone
+    run = train(config, data, out, team=team)
+    if run is None:
+        return
+    metrics = run.metrics
     header = ["%", "accuracy", "macro F1", "weighted F1"]
     rows = [[part, *map(percent, metrics[part].values())] for part in ("train", "val", "test")]
     print(f"{data!r}\n{text_table(header, rows)}")

@@ -22,7 +22,7 @@ class Part(NamedTuple):
         return attrgetter(self.name)(nn)(*args, **self.options, **given)
 
 
-_METRIC = ("rule", "loss", "select", "shrinkage", "deep_supervision", "metric_dim")
+_METRIC = ("rule", "loss", "select", "shrinkage", "deep_supervision", "metric_dim", "moments")
 BACKBONES = {
     "gat": Part("GAT", ("heads", "allow_zero_in_degree")),
     "gcn": Part("GCN", ("allow_zero_in_degree", "propagate_once")),
@@ -71,6 +71,9 @@ class Config:
     shrinkage: str | float | None = _option(None, "MetSelect: auto, oas, ledoit_wolf, a number")
     deep_supervision: float | None = _option(None, "MetSelect: weight of every layer's own loss")
     metric_dim: int | None = _option(None, "MetSelect: measure distances in fewer dimensions")
+    moments: str | None = _option(
+        None, "MetSelect: of the call, the last epoch, or a moving average: call, epoch, ema"
+    )
     eps: float | None = _option(None, "NDLS: how near to the limit")
     row_normalize: bool | None = _option(
         None, "divide a node's features by their sum (default: if none is negative)"
@@ -80,6 +83,8 @@ class Config:
     epochs: int = _option(200, "at most")
     patience: int = _option(100, "stop after so many epochs without a better validation result")
     validate_every: int = _option(1, "look at the validation nodes after every so many epochs")
+    batch_size: int | None = _option(None, "nodes of a mini-batch (default: the whole graph)")
+    fanout: int = _option(10, "in mini-batches, in-neighbours sampled for every layer; -1: all")
     device: str = _option("cpu", "cpu, cuda, cuda:1, ...")
 
     def __post_init__(self) -> None:
@@ -89,16 +94,22 @@ class Config:
         ):
             if name not in known:
                 raise ValueError(f"{kind} is {name!r}; use one of {', '.join(known)}")
-        for name in ("epochs", "patience", "validate_every", "num_layers", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("epochs", "patience", "validate_every", "num_layers", "hidden", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.fanout < 1 and self.fanout != -1:
+            raise ValueError(f"fanout is {self.fanout}; it must be at least 1, or -1 for all")
 
     def build(self, in_feats: int, n_classes: int):
         """The model: this backbone under this selector."""
         backbone, selector = BACKBONES[self.backbone], SELECTORS[self.selector]
         common = ("num_layers", "dropout", "self_loop", "engine")
         layers = backbone.make(in_feats, self.hidden, **self._given(*common, *backbone.fields))
-        return selector.make(layers, n_classes, **self._given(*selector.fields))
+        given = self._given(*selector.fields)
+        if self.batch_size is not None and "moments" in selector.fields:
+            given.setdefault("moments", "epoch")
+        return selector.make(layers, n_classes, **given)
 
     def _given(self, *names: str) -> dict:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

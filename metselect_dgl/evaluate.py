@@ -31,9 +31,14 @@ def scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def layer_report(
-    model: LayerSelect, selection: Selection, data: NodeDataset, index: Tensor
+    model: LayerSelect,
+    selection: Selection,
+    data: NodeDataset,
+    index: Tensor,
+    layers: list[Tensor] | None = None,
 ) -> dict:
-    """What choosing per node is worth on the nodes `index`.
+    """What choosing per node is worth on the nodes `index`, whose rows of every layer are `layers`
+    (made here if they are not given).
 
     `fixed`: accuracy of each layer's decoder for all nodes. `oracle`: a node counts if any layer
     is right. `lucky_oracle`: the same when all but the best layer answer for another node, the
@@ -50,7 +55,8 @@ def layer_report(
             for kind in range(data.node_type.max() + 1)
         ]
     model.eval()
-    logits = model.head.layer_logits(model.backbone(data.graph, data.feat), index)
+    given = (model.backbone(data.graph, data.feat), index) if layers is None else (layers,)
+    logits = model.head.layer_logits(*given)
     if logits is None:
         return report
     labels = data.labels[index]

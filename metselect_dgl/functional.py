@@ -88,6 +88,41 @@ class Moments:
             grams.append(g + og + cross + cross.T + move.T @ weighted)
         return Moments(self.count + other.count, self.shifts, sums, grams)
 
+    def about(self, shifts: Sequence[Tensor]) -> "Moments":
+        """The same moments, measured from other shifts."""
+        zeros = ([torch.zeros_like(each) for each in some] for some in (self.sums, self.grams))
+        return Moments(torch.zeros_like(self.count), list(shifts), *zeros).merge(self)
+
+    def scaled(self, weight: float) -> "Moments":
+        """Every node counted `weight` times."""
+        lists = ([weight * each for each in some] for some in (self.sums, self.grams))
+        return Moments(weight * self.count, self.shifts, *lists)
+
+    def flat(self) -> Tensor:
+        """Counts, sums and grams in one float64 vector: those of parts with equal shifts add up."""
+        parts = [self.count, *self.sums, *self.grams]
+        return torch.cat([each.double().flatten() for each in parts])
+
+    def with_flat(self, vector: Tensor) -> "Moments":
+        """What `flat` gives as `vector`, with the shifts of these."""
+        parts = [self.count, *self.sums, *self.grams]
+        pieces = vector.split([each.numel() for each in parts])
+        pairs = zip(pieces, parts, strict=True)
+        count, *rest = (piece.view(each.shape).to(each.dtype) for piece, each in pairs)
+        depth = len(self.sums)
+        return Moments(count, self.shifts, rest[:depth], rest[depth:])
+
+    def parts(self) -> list[Tensor]:
+        """All tensors in one list, as a checkpoint keeps them."""
+        return [self.count, *self.shifts, *self.sums, *self.grams]
+
+    @classmethod
+    def of_parts(cls, parts: list[Tensor]) -> "Moments":
+        """What `parts` gave."""
+        count, *rest = parts
+        depth = len(rest) // 3
+        return cls(count, rest[:depth], rest[depth : 2 * depth], rest[2 * depth :])
+
     def add(self, layers: Sequence[Tensor], labels: Tensor, index: Index = None) -> None:
         """Take in further nodes, measured from the same shifts: streaming, batch by batch."""
         more = moments(layers, labels, len(self.count), index=index, shifts=self.shifts)

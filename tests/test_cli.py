@@ -109,7 +109,7 @@ def given(monkeypatch, capsys):
     def given(*flags):
         caught = []
 
-        def catch(config, data, out):
+        def catch(config, data, out, team):
             caught.append(config)
             raise RuntimeError("caught")
 
@@ -415,7 +415,7 @@ def test_traceback_on_request(monkeypatch, tmp_path):
 
 
 def test_interrupt(monkeypatch, capsys):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "train", interrupt)

@@ -16,7 +16,7 @@ LAYERS = (
     ("ops",),
     ("checks", "convolution", "functional"),
     ("nn", "testing"),
-    ("checkpoint", "config", "data", "evaluate", "plots", "train"),
+    ("checkpoint", "config", "data", "evaluate", "loop", "minibatch", "plots", "team", "train"),
     ("experiments",),
     ("__main__", "cli"),
 )

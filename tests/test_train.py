@@ -12,6 +12,7 @@ import pytest
 import torch
 from matplotlib import image
 
+from metselect_dgl import loop as looping
 from metselect_dgl import train as training
 from metselect_dgl.checkpoint import CheckpointError
 from metselect_dgl.config import BACKBONES, SELECTORS, Config
@@ -172,7 +173,7 @@ def test_picture_shows_something(finished):
 
 def test_load_run_gives_the_model_of_the_predictions(monkeypatch, tiny_dir, tmp_path):
     said = iter([0.1, 0.3, 0.2])  # the best epoch is not the last
-    monkeypatch.setattr(training, "accuracy", lambda *_: next(said))
+    monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
     config = settings(dataset="tiny", epochs=3)
     run = quiet(config, training.load_dataset("tiny", tiny_dir), tmp_path)
     loaded, model, data = load_run(tmp_path, tiny_dir)
@@ -246,8 +247,8 @@ def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patie
         return record
 
     monkeypatch.setattr(training.TrainingLoop, "epoch", watched)
-    monkeypatch.setattr(training, "accuracy", lambda *_: next(said))
-    monkeypatch.setattr(training, "_finite_loss", lambda *_: next(lost))
+    monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
+    monkeypatch.setattr(looping, "_finite_loss", lambda *_: next(lost))
     config = settings(selector="final", epochs=len(accuracies), patience=patience)
     run = quiet(config, small)
     assert (run.metrics["epochs"], run.metrics["best_epoch"]) == (epochs, best)

@@ -14,10 +14,12 @@ from .alternatives import (
 from .backbone import Backbone
 from .backbones import GAT, GCN, GIN
 from .heads import LayerHead, Selection, without_logits
+from .inference import calibrate_in_batches, infer, rows_of_layers
 from .losses import distance_loss, posterior_loss
 from .model import LayerSelect, MetSelect
 from .ndls import GivenHead, NDLSelect
 from .prototypes import Prototypes
+from .sampling import DegreeSampler, loops_left_to
 from .selectors import MetSelectHead
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "AttentionHead",
     "AttnSelect",
     "Backbone",
+    "DegreeSampler",
     "FinalHead",
     "FinalSelect",
     "GivenHead",
@@ -42,7 +45,11 @@ __all__ = [
     "NDLSelect",
     "Prototypes",
     "Selection",
+    "calibrate_in_batches",
     "distance_loss",
+    "infer",
+    "loops_left_to",
     "posterior_loss",
+    "rows_of_layers",
     "without_logits",
 ]

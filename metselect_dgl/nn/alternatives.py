@@ -34,6 +34,12 @@ class FinalHead(LayerHead):
         logits, loss = decode([last], [self.decoder], only, labels, keep_logits=self.gives_logits)
         return Selection(logits, only + len(layers) - 1, loss=loss)
 
+    def judge(self, depth, h):
+        if depth + 1 < self.n_choices:
+            return None, None
+        logits = self.decoder(h)
+        return MF.log_odds(logits).amax(-1), logits
+
 
 class JumpingHead(LayerHead):
     """JKNet: merge the layers with :class:`dgl.nn.JumpingKnowledge` and decode the result.

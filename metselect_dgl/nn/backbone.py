@@ -12,6 +12,7 @@ from ..checks import check_feat, check_finite
 from .adjacency import Adjacency, SparseRows
 from .cache import Cache
 from .layers import Layer
+from .sampling import check_loops, knows_degrees, no_in_edges
 
 
 class Backbone(nn.Module):
@@ -97,16 +98,17 @@ class Backbone(nn.Module):
     def edges(self, graph: DGLGraph, index: Tensor | None) -> Adjacency:
         """What `fused_conv` goes along: the edges into all nodes, or into those of `index`."""
         if not self.allow_zero_in_degree and (graph.in_degrees() == 0).any():
-            raise dgl.DGLError(
-                "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
-                "or let them pass (allow_zero_in_degree=True)"
-            )
+            raise no_in_edges()
         return Adjacency.of(graph, index)
 
     def fused_conv(
         self, conv: nn.Module, edges: Adjacency, h: Tensor, index: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(ReLU of the convolution at the targets of `edges`, and `h` again for further use)."""
+        raise NotImplementedError("a subclass may say how")
+
+    def sampled_conv(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor:
+        """The convolution on a block that knows the degrees of the whole graph, without ReLU."""
         raise NotImplementedError("a subclass may say how")
 
     def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
@@ -136,14 +138,14 @@ class Backbone(nn.Module):
             blocks = list(graph) if isinstance(graph, list | tuple) else [graph]
             if len(blocks) != self.num_layers:
                 raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
-            return self._stack_on_blocks(self._checked(blocks, feat), feat, index)
-        (graph,) = self._checked([graph], feat)
-        return self._stack_on_graph(graph, feat, index)
+            self._check(blocks[0], feat)
+            return self._stack_on_blocks(blocks, feat, index)
+        return self._stack_on_graph(self._checked_graph(graph, feat), feat, index)
 
     def stream(self, graph: DGLGraph, feat: Tensor) -> Iterator[Tensor]:
         """h_0, ..., h_depth of all nodes without gradients, one after the other: each is let go of
         when the one after the next is asked for."""
-        (graph,) = self._checked([graph], feat)
+        graph = self._checked_graph(graph, feat)
         yield self._without_gradient(lambda: self._first(feat, None).rows())
         h = feat
         for conv in self.convs:
@@ -154,22 +156,35 @@ class Backbone(nn.Module):
     def _without_gradient(self, make, *args):
         return make(*args)
 
-    def _checked(self, graphs: list[DGLGraph], feat: Tensor) -> list[DGLGraph]:
-        """The graphs, which fit the features, with the self-loops that are wanted."""
-        check_feat(feat, graphs[0].num_src_nodes(), self.in_feats, self.input.weight)
-        if graphs[0].device != feat.device:
-            raise ValueError(f"graph is on {graphs[0].device}, feat on {feat.device}; use .to()")
-        self._finite(graphs[0], feat)
-        return [self._looped(g) for g in graphs] if self.self_loop else graphs
+    def _check(self, graph: DGLGraph, feat: Tensor) -> None:
+        """Whether graph and features fit."""
+        check_feat(feat, graph.num_src_nodes(), self.in_feats, self.input.weight)
+        if graph.device != feat.device:
+            raise ValueError(f"graph is on {graph.device}, feat on {feat.device}; use .to()")
+        self._finite(graph, feat)
+
+    def _checked_graph(self, graph: DGLGraph, feat: Tensor) -> DGLGraph:
+        """The graph, which fits the features, with the self-loops that are wanted."""
+        self._check(graph, feat)
+        return self._looped(graph) if self.self_loop else graph
 
     def _stack_on_blocks(self, blocks, feat, index) -> list[Layer]:
         seeds = n_seeds(blocks)
         layers = [Layer(self.input(self._dropped(feat[:seeds])), index)]
         h = feat
         for block, conv in zip(blocks, self.convs, strict=True):
-            h = self._dgl_conv(conv, block, h)
+            h = self.block_conv(conv, block, h)
             layers.append(Layer(h if len(h) == seeds else h[:seeds], index))
         return layers
+
+    def block_conv(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor:
+        """The next layer at the targets of a block; as on the whole graph if it has all of their
+        neighbours and knows their degrees (`DegreeSampler`)."""
+        if knows_degrees(block) and self._knows("sampled_conv") and _is_plain(conv, h):
+            if self.self_loop:
+                check_loops(block)
+            return torch.relu(self.sampled_conv(conv, block, self._dropped(h)))
+        return self._dgl_conv(conv, self._looped(block) if self.self_loop else block, h)
 
     def _stack_on_graph(self, graph, feat, index) -> list[Layer]:
         layers = [self._first(feat, index)]

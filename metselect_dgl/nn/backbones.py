@@ -12,6 +12,7 @@ from .. import convolution as MC
 from .adjacency import Adjacency, SparseRows
 from .backbone import Backbone
 from .layers import Layer
+from .sampling import IN, neighbour_sum, no_in_edges, root_degrees
 
 
 def _product(rows: Tensor | SparseRows, weight: Tensor) -> Tensor:
@@ -22,7 +23,7 @@ class GCN(Backbone):
     r"""Layers of :class:`dgl.nn.GraphConv`: D^{-1/2} A D^{-1/2} h W + b.
 
     On blocks GraphConv counts the degrees inside the block, so that even with all neighbours
-    sampled its layers are not those of the whole graph.
+    sampled its layers are not those of the whole graph; they are on those of a `DegreeSampler`.
 
     Examples
     --------
@@ -56,6 +57,17 @@ class GCN(Backbone):
             return torch.relu(out + conv.bias), h
         out, h = edges.neighbour_sum(h, normalized=True)
         return self.transform(conv, out, Layer(h, index)), h
+
+    def sampled_conv(self, conv, block, h):
+        fine = self.self_loop or self.allow_zero_in_degree
+        if not fine and (block.dstdata[IN] == 0).any():
+            raise no_in_edges()
+        sources, targets = root_degrees(block, loops=int(self.self_loop))
+        narrows = conv.weight.shape[0] > conv.weight.shape[1]
+        h = (h @ conv.weight if narrows else h) / sources
+        out = neighbour_sum(block, h)
+        out = (out + h[: len(out)] if self.self_loop else out) / targets
+        return (out if narrows else out @ conv.weight) + conv.bias
 
 
 class GAT(Backbone):
@@ -162,6 +174,11 @@ class GIN(Backbone):
         if _counts(conv.eps):
             h = h + conv.eps * own
         return MC.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
+
+    def sampled_conv(self, conv, block, h):
+        own = h[: block.num_dst_nodes()]
+        loops = 1 + conv.eps + int(self.self_loop)
+        return conv.apply_func(neighbour_sum(block, h) + loops * own)
 
     def fused_conv(self, conv, edges, h, index):
         rows = self.features(conv, h)

@@ -74,11 +74,26 @@ def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
     -------
     [L, n, gate_width(L)]
     """
-    odds = torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)  # [2, L, n, C]
+    odds = gate_odds(metric, decoder)  # [2, L, n, C]
     if len(answer) <= _PAIRED_LAYERS:
         return _of_answers(odds.flatten(0, 1), answer)
     own = odds.gather(-1, answer.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)  # [2, L, n]
     return torch.cat([own.permute(1, 2, 0), _of_answers(odds.mean(1), answer)], -1)
+
+
+def gate_odds(metric: Tensor, decoder: Tensor) -> Tensor:
+    """Log-odds of every class by metric and by decoder, whose logits are [..., C]: [2, ..., C]."""
+    return torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)
+
+
+def gate_table(gate: Tensor) -> Tensor:
+    """By which weight layer k's log-odds, by metric and by decoder, count for layer l's answer:
+    [L, 2, L], of a gate [L, gate_width(L) + 1]."""
+    layers, weights = len(gate), gate[:, :-1]
+    if layers <= _PAIRED_LAYERS:
+        return weights.unflatten(1, (2, layers))
+    own, mean = weights.unflatten(1, (2, 2)).unbind(1)  # [L, 2] each
+    return own.unsqueeze(-1) * torch.eye(layers).to(gate)[:, None] + mean.unsqueeze(-1) / layers
 
 
 def _of_answers(odds: Tensor, answer: Tensor) -> Tensor:

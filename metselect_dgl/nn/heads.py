@@ -1,6 +1,6 @@
 """What every head shares: a list of layers comes in, a Selection goes out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ class Selection:
 
     `logits` [n, C], None in training `without_logits`; `layer` [n], the chosen
     layer; `chosen_by` [n], the score of that choice where there was one; `loss`, when labels were
-    given.
+    given; `edges`, how many were aggregated, where `infer` counted them.
     """
 
     logits: Tensor | None
@@ -27,6 +27,7 @@ class Selection:
     chosen_by: Tensor | None = None
     index: Tensor | None = None
     loss: Tensor | None = None
+    edges: int | None = None
 
     @property
     def score(self) -> Tensor:
@@ -98,6 +99,15 @@ class LayerHead(nn.Module):
 
     def fit(self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None) -> None:
         """Estimate from training nodes what is estimated, not learned: nothing by default."""
+
+    def judge(self, depth: int, h: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(how good layer `depth` is, None for one that is never chosen, and its logits) at rows of
+        that layer alone: for `infer`, which takes the best."""
+        raise ValueError(f"{type(self).__name__} looks at all layers together; it has no `infer`")
+
+    def renew_moments(self, merge: Callable[[Tensor], None] | None = None) -> None:
+        """At the end of an epoch of mini-batches: use what its calls gathered, added up over
+        processes by `merge`. Nothing by default."""
 
     def calibrate(
         self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None

@@ -103,6 +103,11 @@ class LayerSelect(nn.Module):
             rows = [Layer(h, index) for h in layers]
             return said or self.choose(rows, graph, feat, index=index)
 
+    def renew_moments(self, merge=None) -> None:
+        """At the end of an epoch of mini-batches: use what its calls gathered (``moments="epoch"``
+        or ``"ema"``), added up over processes by `merge`."""
+        self.head.renew_moments(merge)
+
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and forget what was estimated."""
         self.backbone.reset_parameters()

@@ -1,7 +1,7 @@
 """The class prototypes of every layer, kept as buffers (Eq. 2 and 3 of the paper)."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,8 @@ from .. import functional as MF
 from ..checks import check_finite
 from .cache import Cache
 from .layers import Layer
+
+_KEPT = 0.9  # of the weight of earlier calls, at every call
 
 
 class Prototypes(nn.Module):
@@ -23,6 +25,9 @@ class Prototypes(nn.Module):
     in_feats : width of every layer
     n_classes : number of classes
     shrinkage : of the covariance; see :func:`metselect_dgl.functional.whitening`
+    source : of the moments in training: ``"call"``: the nodes of the call; ``"epoch"``: those of
+        all calls before the last `renew` (Algorithm 1 of the paper); ``"ema"``: the calls so far,
+        one that is k calls old with the weight 0.9^k
 
     Examples
     --------
@@ -33,11 +38,23 @@ class Prototypes(nn.Module):
     tensor([17., 17., 16.])
     """
 
+    SOURCES = ("call", "epoch", "ema")
+
     def __init__(
-        self, in_feats: Sequence[int], n_classes: int, *, shrinkage: str | float = "auto"
+        self,
+        in_feats: Sequence[int],
+        n_classes: int,
+        *,
+        shrinkage: str | float = "auto",
+        source: str = "call",
     ) -> None:
         super().__init__()
+        if source not in self.SOURCES:
+            raise ValueError(f"moments is {source!r}; use one of {', '.join(self.SOURCES)}")
         self.in_feats, self.n_classes, self.shrinkage = list(in_feats), n_classes, shrinkage
+        self.source = source
+        self.gathered: MF.Moments | None = None  # for the next `renew`
+        self._starting = True  # whether it began before there were prototypes
         self.register_buffer("count", torch.zeros(n_classes))
         for depth, width in enumerate(self.in_feats):
             self.register_buffer(f"mean_{depth}", torch.zeros(n_classes, width))
@@ -49,6 +66,7 @@ class Prototypes(nn.Module):
         """Forget the moments."""
         for buffer in self.buffers():
             buffer.zero_()
+        self.gathered, self._starting = None, True
 
     @property
     def means(self) -> list[Tensor]:
@@ -72,25 +90,84 @@ class Prototypes(nn.Module):
     def update(self, layers: Sequence[Tensor | Layer], labels: Tensor) -> None:
         """Set the prototypes from the given rows of every layer, whose classes are `labels`."""
         layers = [h if isinstance(h, Layer) else Layer(h) for h in layers]
-        moments = self._moments(layers, labels)
-        means = moments.means()
-        if not all(torch.isfinite(each.sum()) for each in means + moments.grams):
-            nodes = next((layer.index for layer in layers if layer.index is not None), None)
-            check_finite([layer.rows() for layer in layers], nodes=nodes)
+        moments = self._finite_moments(layers, labels)
         fourth = None
         if self.shrinkage == "ledoit_wolf":
-            fourth = MF.fourth_moments([layer.rows() for layer in layers], labels, means)
+            rows = [layer.rows() for layer in layers]
+            fourth = MF.fourth_moments(rows, labels, moments.means())
+        self.set(moments, fourth)
+        self._warn_missing()
+
+    @torch.no_grad()
+    def learn(self, layers: Sequence[Layer], labels: Tensor) -> None:
+        """Take in the rows of a training call, as `source` says; in a first epoch without
+        prototypes, those of what was gathered so far serve."""
+        if self.source == "call":
+            self.update(layers, labels)
+            return
+        self.gather(layers, labels)
+        if self.source == "ema" or self._starting:
+            self.set(self.gathered)
+
+    @torch.no_grad()
+    def gather(self, layers: Sequence[Layer], labels: Tensor) -> None:
+        """Add the rows of a call to those that the next prototypes are made of."""
+        old, started = self.gathered, bool(self.valid.any())
+        if old is None:
+            self._starting = not started
+        shifts = old.shifts if old is not None else [h.clone() for h in self.means]
+        fresh = self._finite_moments(layers, labels, shifts if old or started else None)
+        if old is None:
+            self.gathered = fresh
+            return
+        self.gathered = (old.scaled(_KEPT) if self.source == "ema" else old).merge(fresh)
+
+    @torch.no_grad()
+    def renew(self, merge: Callable[[Tensor], None] | None = None) -> None:
+        """Set the prototypes from what was gathered, and begin anew (but for ``"ema"``). `merge`
+        adds a vector up over processes, in place: called once by each, also by one that has
+        nothing to add."""
+        gathered, processes = (self.gathered, 1) if merge is None else self._merged(merge)
+        if gathered is None or not gathered.count.any():
+            raise RuntimeError("there were no training calls to renew the moments from")
+        self.set(gathered)
+        self._warn_missing()
+        self._starting = False
+        self.gathered = gathered.scaled(1 / processes) if self.source == "ema" else None
+
+    def _merged(self, merge: Callable[[Tensor], None]) -> tuple[MF.Moments, int]:
+        """(the moments of all processes, their number), about shifts that they share: the
+        prototypes, or 0 before there are any."""
+        shifts = [torch.zeros_like(h) if self._starting else h.clone() for h in self.means]
+        here = self.gathered.about(shifts) if self.gathered is not None else _nothing(shifts)
+        vector = torch.cat([here.flat(), here.count.new_ones(1).double()])
+        merge(vector)
+        return here.with_flat(vector[:-1]), round(vector[-1].item())
+
+    def _finite_moments(self, layers, labels, shifts=None) -> MF.Moments:
+        moments = self._moments(layers, labels, shifts)
+        if not all(torch.isfinite(each.sum()) for each in moments.means() + moments.grams):
+            nodes = next((layer.index for layer in layers if layer.index is not None), None)
+            check_finite([layer.rows() for layer in layers], nodes=nodes)
+        return moments
+
+    @torch.no_grad()
+    def set(self, moments: MF.Moments, fourth: Tensor | None = None) -> None:
+        """Set the prototypes from moments."""
+        means = moments.means()
         factors = MF.whitening(moments, self.shrinkage, fourth=fourth)
         self.count.copy_(moments.count)
         for old, new in zip(self.means + self.factors, means + factors, strict=True):
             old.copy_(new)
-        self._warn_missing()
 
-    def _moments(self, layers: list[Layer], labels: Tensor) -> MF.Moments:
+    def _moments(
+        self, layers: list[Layer], labels: Tensor, shifts: list[Tensor] | None = None
+    ) -> MF.Moments:
         """Of a layer that is a linear map of constants, by mapping the moments of those."""
         plain = [layer for layer in layers if layer.linear is None]
         index = [layer.index for layer in plain]
-        moments = MF.moments([h.source for h in plain], labels, self.n_classes, index=index)
+        sources = [layer.source for layer in plain]
+        moments = MF.moments(sources, labels, self.n_classes, index=index, shifts=shifts)
         for depth, layer in enumerate(layers):
             if layer.linear is not None:
                 source = self._of_source(layer.source, layer.index, labels, self.n_classes)
@@ -105,11 +182,7 @@ class Prototypes(nn.Module):
         With the `layers` and `labels` of the last update, on the sources of those that are mapped:
         || R (W x - W mu) || = || (R W) (x - mu) ||.
         """
-        if not self.valid.any():
-            raise RuntimeError(
-                "there are no class moments yet; train with model(graph, feat, labels=..., "
-                "index=...), call model.calibrate(...), or load a state_dict first"
-            )
+        self._check_there()
         means, factors = ([each.clone() for each in all_] for all_ in (self.means, self.factors))
         for depth, layer in enumerate(layers):
             if layer.linear is not None:
@@ -117,6 +190,19 @@ class Prototypes(nn.Module):
                 means[depth] = source.means()[0].to(means[depth])
                 factors[depth] = factors[depth] @ layer.linear.weight.detach()
         return {"means": means, "factors": factors, "valid": self.valid}
+
+    def metric_of(self, depth: int) -> dict:
+        """The same of one layer; not copied."""
+        self._check_there()
+        mean, factor = self.get_buffer(f"mean_{depth}"), self.get_buffer(f"factor_{depth}")
+        return {"means": [mean], "factors": [factor], "valid": self.valid}
+
+    def _check_there(self) -> None:
+        if not self.valid.any():
+            raise RuntimeError(
+                "there are no class moments yet; train with model(graph, feat, labels=..., "
+                "index=...), call model.calibrate(...), or load a state_dict first"
+            )
 
     def _warn_missing(self) -> None:
         missing = (~self.valid).nonzero().flatten().tolist()
@@ -135,3 +221,10 @@ class Prototypes(nn.Module):
 
 def _source_moments(source: Tensor, index: Tensor | None, labels: Tensor, n_classes: int):
     return MF.moments([source], labels, n_classes, index=index)
+
+
+def _nothing(shifts: list[Tensor]) -> MF.Moments:
+    """The moments of no node."""
+    sums = [torch.zeros_like(each, dtype=torch.float64) for each in shifts]
+    grams = [each.new_zeros(each.shape[1], each.shape[1]) for each in sums]
+    return MF.Moments(sums[0].new_zeros(len(sums[0])), shifts, sums, grams)

@@ -12,6 +12,7 @@ from .calibration import (
     cross_fit_gate,
     fit_temperature,
     gate_features,
+    gate_odds,
     gate_score,
     gate_width,
 )
@@ -52,6 +53,9 @@ class MetSelectHead(DecodersHead):
     deep_supervision : weight of the mean over layers of every layer's own loss
     metric_dim : measure distances in a projection to this many dimensions: learned if the loss
         is of the metric, random otherwise
+    moments : what the prototypes are made of in training: ``"call"`` (as above); in mini-batches,
+        ``"epoch"`` (the calls of the epoch before, see `renew_moments`) or ``"ema"`` (an
+        exponential moving average over calls)
     alpha : margin of the ``"distance"`` loss
 
     Examples
@@ -79,6 +83,7 @@ class MetSelectHead(DecodersHead):
         shrinkage: str | float = "auto",
         deep_supervision: float = 1.0,
         metric_dim: int | None = None,
+        moments: str = "call",
         alpha: float = 1.0,
     ) -> None:
         super().__init__(in_feats, n_classes)
@@ -94,6 +99,8 @@ class MetSelectHead(DecodersHead):
             raise ValueError(f"metric_dim is {metric_dim}; use 1 or more, or None")
         if deep_supervision < 0:
             raise ValueError(f"deep_supervision is {deep_supervision}; it cannot be negative")
+        if moments != "call" and shrinkage == "ledoit_wolf":
+            raise ValueError(f"moments={moments!r} is one pass, ledoit_wolf needs two; use 'oas'")
         if select == "gate" and (loss, rule) != ("ce", "confidence"):
             raise ValueError(
                 f"select='gate' needs loss='ce' and rule='confidence', not {loss!r} and {rule!r}"
@@ -102,7 +109,7 @@ class MetSelectHead(DecodersHead):
         self.deep_supervision, self.alpha = deep_supervision, alpha
         self.projections = self._projections(metric_dim)
         widths = self.in_feats if metric_dim is None else [metric_dim] * len(self.in_feats)
-        self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage)
+        self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage, source=moments)
         self.register_buffer("temperature", torch.ones(len(widths)))
         self.register_buffer("decoder_temperature", torch.ones(len(widths)))
         self.register_buffer("gate", torch.zeros(len(widths), gate_width(len(widths)) + 1))
@@ -130,13 +137,28 @@ class MetSelectHead(DecodersHead):
 
     def forward_rows(self, layers, labels):
         guided = labels if self.training else None
-        mapped = guided is not None and self.loss == "ce" and self.projections is None
+        mapped = guided is not None and self._maps
         layers = [h if mapped and h.worth_mapping else h.stored() for h in layers]
         metric = self.project(layers)
         if guided is not None:
-            self.prototypes.update(metric, labels)
+            self.prototypes.learn(metric, labels)
         layer, score = self.choose(layers, metric, guided)
         return self._decode(layers, metric, layer, score, labels)
+
+    @property
+    def _maps(self) -> bool:
+        """Whether moments and loss can do without a layer that is a linear map of constants."""
+        return self.loss == "ce" and self.projections is None and self.prototypes.source == "call"
+
+    def renew_moments(self, merge=None):
+        if self.prototypes.source != "call":
+            self.prototypes.renew(merge)
+
+    @torch.no_grad()
+    def gather(self, layers, labels):
+        """Take nodes into the moments that `renew_moments` sets, without choosing for them."""
+        layers, labels, _ = self.check(layers, labels, None)
+        self.prototypes.gather(self.project(layers), labels)
 
     @property
     def streams(self) -> bool:
@@ -155,6 +177,28 @@ class MetSelectHead(DecodersHead):
             rule=self.rule,
         )
         return Selection(self._predictable(logits), layer, score)
+
+    def judge(self, depth, h):
+        metric, known = self._measured(depth, h), self.prototypes.metric_of(depth)
+        temperature = self.temperature[depth : depth + 1]
+        _, _, rank = MF.select_layer([metric], **known, temperature=temperature, rule=self.rule)
+        rank = rank if known["factors"][0].any() else None
+        if self.loss == "ce":
+            return rank, self._predictable(self.decoders[depth](h))
+        return rank, -MF.class_distances([metric], **known)[0] / (2 * temperature)
+
+    def _measured(self, depth: int, h: Tensor) -> Tensor:
+        """`project` of one layer."""
+        return h if self.projections is None else self.projections[depth](h)
+
+    def opinion(self, depth: int, h: Tensor) -> Tensor:
+        """What the gate is told of every class by layer `depth`: the log-odds by metric and by
+        decoder, [2, n, C]."""
+        known = self.prototypes.metric_of(depth)
+        measured = MF.metric_logits([self._measured(depth, h)], **known)[0]
+        decoded = self._predictable(self.decoders[depth](h))
+        pair = measured / self.temperature[depth], decoded / self.decoder_temperature[depth]
+        return gate_odds(*pair)
 
     def _decode(self, layers, metric, layer, score, labels) -> Selection:
         """The Selection of a choice; a class without training node is never predicted."""

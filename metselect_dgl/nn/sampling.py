@@ -1,0 +1,96 @@
+"""Blocks that know the degrees of the graph they were sampled from."""
+
+from collections.abc import Sequence
+
+import dgl
+import dgl.ops
+from torch import Tensor
+
+IN, OUT = "in_degree", "out_degree"
+
+
+class DegreeSampler(dgl.dataloading.NeighborSampler):
+    """DGL's neighbour sampler, whose blocks carry the degrees of their nodes in the whole graph.
+
+    With them GCN normalises as on the whole graph, and GCN and GIN scale the sum of the neighbours
+    that were sampled to the number of all: with every neighbour sampled (fanout -1) a layer on
+    blocks is the layer on the graph, with fewer it estimates the sum without bias.
+
+    A backbone with ``self_loop=True`` adds the loops itself: sample from
+    ``dgl.remove_self_loop(graph)``.
+
+    Parameters
+    ----------
+    fanouts : in-neighbours to sample for every convolution, the first one first; -1 for all
+    graph : whose degrees; those in its ``ndata["in_degree"]`` and ``ndata["out_degree"]``, if it
+        has them, as a partitioned graph must
+
+    Examples
+    --------
+    >>> import dgl, torch
+    >>> from metselect_dgl.nn import GCN, MetSelect
+    >>> graph, feat, labels = dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3
+    >>> loader = dgl.dataloading.DataLoader(
+    ...     graph, torch.arange(20), DegreeSampler([5, 5], graph), batch_size=10)
+    >>> model = MetSelect(GCN(8, 16, allow_zero_in_degree=True), 3, moments="epoch")
+    >>> for sources, seeds, blocks in loader:
+    ...     model(blocks, feat[sources], labels[seeds]).loss.backward()
+    >>> model.renew_moments()
+    """
+
+    def __init__(self, fanouts: Sequence[int], graph, **options) -> None:
+        super().__init__(list(fanouts), **options)
+        known = IN in graph.ndata and OUT in graph.ndata
+        self.in_degree = graph.ndata[IN] if known else graph.in_degrees().float()
+        self.out_degree = graph.ndata[OUT] if known else graph.out_degrees().float()
+
+    def sample_blocks(self, g, seed_nodes, exclude_eids=None):
+        sources, seeds, blocks = super().sample_blocks(g, seed_nodes, exclude_eids)
+        for block in blocks:
+            block.srcdata[OUT] = self.out_degree[block.srcdata[dgl.NID]]
+            block.dstdata[IN] = self.in_degree[block.dstdata[dgl.NID]]
+        return sources, seeds, blocks
+
+
+def loops_left_to(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
+    """The graph to sample from: without loops if the backbone adds its own."""
+    if not backbone.self_loop:
+        return graph
+    source, target = graph.edges()
+    return dgl.remove_self_loop(graph) if (source == target).any() else graph
+
+
+def knows_degrees(block: dgl.DGLGraph) -> bool:
+    """Whether a `DegreeSampler` made it."""
+    return IN in block.dstdata and OUT in block.srcdata
+
+
+def no_in_edges() -> dgl.DGLError:
+    """The error for a node without in-edges."""
+    return dgl.DGLError(
+        "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
+        "or let them pass (allow_zero_in_degree=True)"
+    )
+
+
+def check_loops(block: dgl.DGLGraph) -> None:
+    """For a backbone that adds loops itself: the degrees must not count others."""
+    source, target = block.edges()  # in a block, equal numbers are the same node
+    if (source == target).any():
+        raise ValueError(
+            "the blocks have self-loops and the backbone adds its own (self_loop=True); sample "
+            "from dgl.remove_self_loop(graph)"
+        )
+
+
+def neighbour_sum(block: dgl.DGLGraph, h: Tensor) -> Tensor:
+    """The sum of `h` over all in-neighbours, estimated from those in the block: exact if they are
+    all there."""
+    share = block.dstdata[IN].to(h.dtype) / block.in_degrees().clamp(min=1)
+    return dgl.ops.copy_u_sum(block, h) * share.unsqueeze(1)
+
+
+def root_degrees(block: dgl.DGLGraph, loops: int) -> tuple[Tensor, Tensor]:
+    """The roots of the degrees of sources and targets, [n, 1] each, with `loops` more."""
+    degrees = block.srcdata[OUT], block.dstdata[IN]
+    return tuple((each + loops).clamp(min=1).sqrt().unsqueeze(1) for each in degrees)
