@@ -54,8 +54,9 @@ ALONE = Team()
 
 @contextmanager
 def team_of_torchrun(device: str = "cpu", resume_hint: str = "") -> Iterator[Team]:
-    """The processes that torchrun started, connected until the end; a process of its own if it did
-    not. One that is lost ends the others with a message that ends in `resume_hint`."""
+    """The processes that torchrun started, connected until the end, which is also theirs; a process
+    of its own if it did not. One that is lost ends the others with a message that ends in
+    `resume_hint`."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield ALONE
@@ -75,6 +76,7 @@ def team_of_torchrun(device: str = "cpu", resume_hint: str = "") -> Iterator[Tea
     dist.init_process_group("nccl" if gpu else "gloo")
     try:
         yield Team(rank, size)
+        dist.barrier()  # nobody leaves before the first one has written its results
     except RuntimeError as error:
         if not _of_a_peer(error):
             raise
@@ -82,6 +84,10 @@ def team_of_torchrun(device: str = "cpu", resume_hint: str = "") -> Iterator[Tea
     finally:
         signal.signal(signal.SIGTERM, before)
     dist.destroy_process_group()
+    # Threads of gloo may outlive the group, and then abort an ordinary exit of the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _of_a_peer(error: RuntimeError) -> bool:

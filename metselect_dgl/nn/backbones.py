@@ -62,7 +62,7 @@ class GCN(Backbone):
         fine = self.self_loop or self.allow_zero_in_degree
         if not fine and (block.dstdata[IN] == 0).any():
             raise no_in_edges()
-        sources, targets = root_degrees(block, loops=int(self.self_loop))
+        sources, targets = root_degrees(block, int(self.self_loop), h)
         narrows = conv.weight.shape[0] > conv.weight.shape[1]
         h = (h @ conv.weight if narrows else h) / sources
         out = neighbour_sum(block, h)

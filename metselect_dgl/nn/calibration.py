@@ -8,6 +8,7 @@ from .. import functional as MF
 _HOTTEST = 100.0
 _ENOUGH = 4096
 _PAIRED_LAYERS = 33  # up to so many, the gate compares every layer with every other
+_CONSTANT = 1e-5  # log-odds that vary less are rounding
 FOLDS = 5
 
 
@@ -125,7 +126,7 @@ def fit_gate(
     count = used.sum(2, keepdim=True)
     mean = (used * features).sum(2, keepdim=True) / count
     scale = ((used * (features - mean).square()).sum(2, keepdim=True) / count).sqrt()
-    scale = scale.where(scale > 0, torch.ones_like(scale))
+    scale = scale.where(scale > _CONSTANT, torch.ones_like(scale))
     design = torch.cat([(features - mean) / scale, torch.ones_like(mean[..., :1] * used)], -1)
     transposed = (design * used).mT.contiguous()  # [K, L, F + 1, n]
     penalty = design.new_full((design.shape[-1],), ridge)

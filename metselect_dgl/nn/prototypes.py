@@ -136,10 +136,13 @@ class Prototypes(nn.Module):
         self.gathered = gathered.scaled(1 / processes) if self.source == "ema" else None
 
     def _merged(self, merge: Callable[[Tensor], None]) -> tuple[MF.Moments, int]:
-        """(the moments of all processes, their number), about shifts that they share: the
-        prototypes, or 0 before there are any."""
-        shifts = [torch.zeros_like(h) if self._starting else h.clone() for h in self.means]
-        here = self.gathered.about(shifts) if self.gathered is not None else _nothing(shifts)
+        """(the moments of all processes, their number), about shifts that they share: those that
+        they began with or, if there were no prototypes yet, 0."""
+        here = self.gathered
+        if here is None:
+            here = _nothing(self.means)
+        elif self._starting:
+            here = here.about([torch.zeros_like(h) for h in self.means])
         vector = torch.cat([here.flat(), here.count.new_ones(1).double()])
         merge(vector)
         return here.with_flat(vector[:-1]), round(vector[-1].item())

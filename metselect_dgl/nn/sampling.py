@@ -90,7 +90,7 @@ def neighbour_sum(block: dgl.DGLGraph, h: Tensor) -> Tensor:
     return dgl.ops.copy_u_sum(block, h) * share.unsqueeze(1)
 
 
-def root_degrees(block: dgl.DGLGraph, loops: int) -> tuple[Tensor, Tensor]:
+def root_degrees(block: dgl.DGLGraph, loops: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The roots of the degrees of sources and targets, [n, 1] each, with `loops` more."""
-    degrees = block.srcdata[OUT], block.dstdata[IN]
+    degrees = block.srcdata[OUT].to(like.dtype), block.dstdata[IN].to(like.dtype)
     return tuple((each + loops).clamp(min=1).sqrt().unsqueeze(1) for each in degrees)

@@ -1,0 +1,108 @@
+"""Several processes by torchrun: equal to one, a lost one is told, the checkpoint resumes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from metselect_dgl.config import Config
+from metselect_dgl.train import train
+
+WORDS = "train --dataset tiny --backbone gcn --hidden 16 --batch-size 25 --fanout -1".split()
+
+
+def command(tiny_dir, out, *more, processes=1):
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
+    start = [sys.executable, *(start if processes > 1 else []), "-m", "metselect_dgl"]
+    return [*start, *WORDS, "--data-dir", str(tiny_dir), "--out", str(out), *map(str, more)]
+
+
+def state(out):
+    return torch.load(out / "checkpoint.pt", weights_only=True)
+
+
+def close(one, two):
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, rtol=2e-3, atol=2e-4, msg=name)
+    losses = [[record["loss"] for record in each["progress"]["history"]] for each in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("more", [[], ["--selector", "final"]], ids=["metselect", "final"])
+def test_two_processes_are_one(tiny_dir, tmp_path, more):
+    """80 training nodes in batches of 25: the last has 5, so that the two get 3 and 2."""
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        given = command(tiny_dir, out, "--epochs", 4, *more, processes=processes)
+        done = subprocess.run(given, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("best epoch") == 1
+    close(state(tmp_path / "1"), state(tmp_path / "2"))
+
+
+def test_a_lost_process_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_path):
+    straight, out = tmp_path / "straight", tmp_path / "out"
+    epochs = ["--epochs", 60, "--patience", 60]
+    subprocess.run(
+        command(tiny_dir, straight, *epochs, processes=2), check=True, capture_output=True
+    )
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        job = subprocess.Popen(
+            command(tiny_dir, out, *epochs, processes=2),
+            stdout=file,
+            stderr=file,
+        )
+        wait_for(lambda: (out / "checkpoint.pt").exists(), job)
+        os.kill(child_of(job.pid, rank=1), signal.SIGKILL)
+        assert job.wait(timeout=120) != 0
+    said = log.read_text()
+    assert "another of the 2 processes was lost; run the same command again" in said
+    assert not (out / "metrics.json").exists()
+    assert 20 <= state(out)["progress"]["epoch"] < 60
+    subprocess.run(
+        command(tiny_dir, out, *epochs, processes=2), check=True, capture_output=True, timeout=240
+    )
+    one, two = state(straight), state(out)
+    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
+
+
+def wait_for(what, job, seconds=120):
+    end = time.monotonic() + seconds
+    while not what():
+        assert job.poll() is None and time.monotonic() < end, "the job ended or hangs"
+        time.sleep(0.02)
+
+
+def child_of(parent: int, rank: int) -> int:
+    """The process of that rank below torchrun."""
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                mother = int(file.read().rsplit(")", 1)[1].split()[1])
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                mine = file.read().split(b"\0")
+        except (OSError, IndexError, ValueError):
+            continue
+        if mother == parent and f"RANK={rank}".encode() in mine:
+            return int(entry)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_several_processes_need_batches(tiny_dir, tmp_path):
+    given = command(tiny_dir, tmp_path, processes=2)
+    at = given.index("--batch-size")
+    done = subprocess.run(given[:at] + given[at + 2 :], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "2 processes train in mini-batches; give a --batch-size" in done.stderr
+
+
+def test_more_processes_than_nodes(small):
+    from metselect_dgl.team import Team
+
+    with pytest.raises(ValueError, match="1000 processes for 120 training nodes"):
+        train(Config(batch_size=10), small, progress=False, team=Team(0, 1000))
