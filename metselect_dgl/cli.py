@@ -1,4 +1,4 @@
-"""`metselect ...`: train, compare, reproduce, explain, bench, demo and doctor."""
+"""`metselect ...`: train, partition, compare, reproduce, explain, bench, demo and doctor."""
 
 import argparse
 import dataclasses
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     words = parser.add_subparsers(required=True, metavar="WORD")
     _add_train(words)
+    _add_partition(words)
     _add_compare(words)
     _add_reproduce(words)
     _add_explain(words)
@@ -118,6 +119,10 @@ def _add_train(words) -> None:
     word = _word(words, "train", _train, "train one model; the same command resumes it")
     word.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME)")
     word.add_argument("--overwrite", action="store_true", help="start anew in a used folder")
+    text = "folder of `metselect partition`, in place of a dataset"
+    word.add_argument("--partitions", type=Path, metavar="DIR", help=text)
+    text = "the servers of the partitions, as DistDGL reads them (default: this process alone)"
+    word.add_argument("--ip-config", metavar="FILE", help=text)
     _add_data_dir(word)
     _add_config(word)
 
@@ -126,6 +131,11 @@ def _train(args) -> None:
     from .team import team_of_torchrun
 
     config = Config(**_given(args))
+    if args.partitions is not None:
+        from .partitions import train_partitions
+
+        out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
+        return train_partitions(config, args.partitions, args.ip_config, out)
     hint = "run the same command again: it goes on from the last checkpoint"
     with team_of_torchrun(config.device, hint) as team:
         _train_in(team, config, args)
@@ -150,6 +160,26 @@ def _train_in(team, config: Config, args) -> None:
     rows = [[part, *map(percent, metrics[part].values())] for part in ("train", "val", "test")]
     print(f"{data!r}\n{text_table(header, rows)}")
     print(f"best epoch {metrics['best_epoch']} of {metrics['epochs']}; results in {out}")
+
+
+def _add_partition(words) -> None:
+    text = "cut a graph into parts for training on several machines (DistDGL)"
+    word = _word(words, "partition", _partition, text)
+    word.add_argument("--dataset", default="hop_chain", help="its name (default: hop_chain)")
+    word.add_argument("--split", type=int, default=0, help="which of its splits (default: 0)")
+    word.add_argument("--seed", type=int, default=0, help="of a synthetic dataset (default: 0)")
+    word.add_argument("--parts", type=_positive, default=1, help="one a machine (default: 1)")
+    word.add_argument("--out", type=Path, help="folder (default: runs/partitions-DATASET)")
+    _add_data_dir(word)
+
+
+def _partition(args) -> None:
+    from .data import load_dataset
+    from .partitions import partition
+
+    data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
+    out = args.out or Path("runs") / f"partitions-{args.dataset}"
+    print(partition(data, args.parts, out, split=args.split))
 
 
 def _add_compare(words) -> None:

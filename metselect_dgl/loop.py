@@ -132,7 +132,7 @@ class TrainingLoop:
     def judge(self) -> dict:
         """Accuracy and loss on the validation nodes; keeps the model if they are the best."""
         held_out, state = self.validate(), self.state
-        labels = self.data.labels[self.split.val]
+        labels = self.validation_labels()
         val_accuracy = accuracy(held_out.logits.argmax(1), labels)
         val_loss = _finite_loss(held_out.logits, labels)
         if state.better(val_accuracy, val_loss):
@@ -145,6 +145,10 @@ class TrainingLoop:
         """What is said of the validation nodes, with moments and calibration renewed."""
         data, split = self.data, self.split
         return self.model.calibrate(data.graph, data.feat, data.labels, split.train, split.val)
+
+    def validation_labels(self) -> Tensor:
+        """Of the nodes that `validate` speaks of."""
+        return self.data.labels[self.split.val]
 
     def save(self) -> None:
         if self.out is None:
@@ -211,7 +215,7 @@ class TrainingLoop:
             "diverged": self.state.diverged,
             "seconds": self.state.seconds,
             "train": scores(answers[split.train], labels[split.train]),
-            "val": scores(held_out.logits.argmax(1), labels[split.val]),
+            "val": scores(held_out.logits.argmax(1), self.validation_labels()),
             "test": scores(answers[split.test], labels[split.test]),
             **layer_report(self.model, selection, self.data, split.test, self.layers(split.test)),
         }

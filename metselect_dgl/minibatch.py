@@ -60,6 +60,13 @@ class BatchLoop(TrainingLoop):
         _seed(self.config.seed, self.state.epoch, self.team.rank)
         self._first_moments()
         self.model.train()
+        total = self._learn()
+        self.team.sum(total)
+        self._renew_moments()
+        return (total[0] / total[1]).item()
+
+    def _learn(self) -> Tensor:
+        """One step for every batch; (the sum of the losses of all nodes, their number) here."""
         total = torch.zeros(2, dtype=torch.float64)
         for weight, feat, labels, blocks in self._batches(self.state.epoch):
             with without_logits(self.model):
@@ -68,9 +75,7 @@ class BatchLoop(TrainingLoop):
             (weight * loss).backward()
             self.optimizer.step()
             total += torch.tensor([loss.item() * len(labels), len(labels)])
-        self.team.sum(total)
-        self._renew_moments()
-        return (total[0] / total[1]).item()
+        return total
 
     def _batches(self, epoch: int) -> Iterator[tuple[float, Tensor, Tensor, list]]:
         """(weight, features, labels, blocks) of this process's part of every batch; the weights

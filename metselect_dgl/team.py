@@ -33,6 +33,14 @@ class Team:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    def gather(self, value: Any) -> list:
+        """On the first process, the values of all; on others, their own alone."""
+        if self.size == 1:
+            return [value]
+        box = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(value, box, dst=0)
+        return box or [value]
+
     def share_buffers(self, model: nn.Module) -> None:
         """Give every process the first one's buffers."""
         if self.size > 1:

@@ -13,7 +13,16 @@ from .minibatch import BatchLoop
 from .nn import LayerSelect
 from .team import ALONE, Team
 
-__all__ = ["Run", "TrainingLoop", "load_checkpoint", "load_run", "make_loop", "prepare", "train"]
+__all__ = [
+    "Run",
+    "TrainingLoop",
+    "load_checkpoint",
+    "load_run",
+    "make_loop",
+    "prepare",
+    "run_loop",
+    "train",
+]
 
 
 def train(
@@ -36,13 +45,20 @@ def train(
     if os.environ.get("METSELECT_KEEP_MEMORY") == "1":
         ops.keep_freed_memory()
     loop = make_loop(config, prepare(config, data), out, team)
+    run_loop(loop, progress=progress and team.rank == 0, checkpoint_every=checkpoint_every)
+    return loop.result() if team.rank == 0 else None
+
+
+def run_loop(loop: TrainingLoop, *, progress: bool = True, checkpoint_every: int = 20) -> None:
+    """From its checkpoint, if it has one, to the end."""
     loop.resume()
+    config = loop.config
     bar = tqdm(
         total=config.epochs,
         initial=loop.state.epoch,
         desc=f"{config.dataset} {config.backbone}+{config.selector}",
         unit="epoch",
-        disable=not progress or team.rank > 0,
+        disable=not progress,
     )
     with bar:
         while not loop.finished():
@@ -51,7 +67,6 @@ def train(
             bar.set_postfix(_shown(record), refresh=False)
             if loop.state.epoch % checkpoint_every == 0 or loop.finished():
                 loop.save()
-    return loop.result() if team.rank == 0 else None
 
 
 def make_loop(config: Config, data: NodeDataset, out: Path | None, team: Team) -> TrainingLoop:

@@ -16,7 +16,8 @@ LAYERS = (
     ("ops",),
     ("checks", "convolution", "functional"),
     ("nn", "testing"),
-    ("checkpoint", "config", "data", "evaluate", "loop", "minibatch", "plots", "team", "train"),
+    ("checkpoint", "config", "data", "evaluate", "plots", "team"),
+    ("loop", "minibatch", "partitions", "train"),
     ("experiments",),
     ("__main__", "cli"),
 )

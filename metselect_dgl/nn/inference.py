@@ -74,6 +74,10 @@ class Sweep:
         """Room for a layer."""
         return self.feat.new_empty(self.graph.num_nodes(), width)
 
+    def position(self, nodes: Tensor) -> Tensor:
+        """Where a node stands among all that are made here."""
+        return nodes
+
     def layer_done(self) -> None:
         """Called when all batches of a layer are made."""
 
@@ -105,14 +109,22 @@ def infer(
     the Selection of all nodes; its `edges` is the number of edges that were aggregated
     """
     check_feat(feat, graph.num_nodes(), model.backbone.in_feats, model.backbone.input.weight)
+    sweep = Sweep(model.backbone, graph, feat, batch_size)
+    return infer_on(model, sweep, exit_at=exit_at, progress=progress)
+
+
+@torch.no_grad()
+def infer_on(
+    model: LayerSelect, sweep: Sweep, *, exit_at: float = 1.0, progress: bool = False
+) -> Selection:
+    """`infer` for the nodes that a sweep makes here."""
     if not 0 < exit_at <= 1:
         raise ValueError(f"exit_at is {exit_at}, expected a probability above 0, at most 1")
-    gate = getattr(model.head, "gate", None)
-    gate = gate if gate is not None and gate.any() else None
     if exit_at < 1 and getattr(model.head, "rule", None) != "confidence":
         raise ValueError("exit_at needs a MetSelect head with rule='confidence'")
-    total = (1 if gate is None else 3) * len(model.backbone.layer_feats) * graph.num_nodes()
-    sweep = Sweep(model.backbone, graph, feat, batch_size)
+    gate = getattr(model.head, "gate", None)
+    gate = gate if gate is not None and gate.any() else None
+    total = (1 if gate is None else 3) * len(sweep.wanted) * len(sweep.nodes(0))
     with evaluating(model), tqdm(total=total, unit="node", disable=not progress) as bar:
         kept = _Kept(model.head, sweep, exit_at, bar)
         kept.best(answers=gate is not None)
@@ -125,7 +137,7 @@ class _Kept:
     """What is remembered of every node."""
 
     def __init__(self, head: LayerHead, sweep: Sweep, exit_at: float, bar: tqdm) -> None:
-        count, like = sweep.graph.num_nodes(), sweep.feat
+        count, like = len(sweep.nodes(0)), sweep.backbone.input.weight
         self.head, self.sweep, self.bar, self.exit_at = head, sweep, bar, exit_at
         self.logits = like.new_zeros(count, head.n_classes)
         self.layer = torch.zeros(count, dtype=torch.long, device=like.device)
@@ -133,9 +145,9 @@ class _Kept:
         self.open = torch.ones(count, dtype=torch.bool, device=like.device)
 
     def _layers(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        for each in self.sweep:
-            yield each
-            self.bar.update(len(each[1]))
+        for depth, nodes, h in self.sweep:
+            yield depth, self.sweep.position(nodes), h
+            self.bar.update(len(nodes))
 
     def best(self, answers: bool) -> None:
         """The layer of the best score, as the layers come; if asked for, also every answer."""
@@ -196,15 +208,24 @@ def rows_of_layers(
 ) -> list[Tensor]:
     """The rows `index` of every layer in evaluation mode, made in batches."""
     index = check_index(index, graph.num_nodes(), feat.device)
-    place = torch.full((graph.num_nodes(),), -1, device=feat.device)
-    place[index] = torch.arange(len(index), device=feat.device)
-    layers = [feat.new_empty(len(index), width) for width in model.backbone.layer_feats]
     sweep = Sweep(model.backbone, graph, feat, batch_size)
-    total = len(layers) * graph.num_nodes()
+    return rows_on(model, sweep, index, progress=progress)
+
+
+@torch.no_grad()
+def rows_on(
+    model: LayerSelect, sweep: Sweep, at: Tensor, *, progress: bool = False
+) -> list[Tensor]:
+    """`rows_of_layers` at the positions `at` among the nodes that a sweep makes here."""
+    total, like = len(sweep.nodes(0)), sweep.backbone.input.weight
+    place = torch.full((total,), -1, device=like.device)
+    place[at] = torch.arange(len(at), device=like.device)
+    layers = [like.new_empty(len(at), width) for width in model.backbone.layer_feats]
+    total *= len(layers)
     with evaluating(model), tqdm(total=total, unit="node", disable=not progress) as bar:
         for depth, nodes, h in sweep:
-            at = place[nodes]
-            layers[depth][at[at >= 0]] = h[at >= 0]
+            to = place[sweep.position(nodes)]
+            layers[depth][to[to >= 0]] = h[to >= 0]
             bar.update(len(nodes))
     return layers
 

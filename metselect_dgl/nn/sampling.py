@@ -53,8 +53,9 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
 
 
 def loops_left_to(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
-    """The graph to sample from: without loops if the backbone adds its own."""
-    if not backbone.self_loop:
+    """The graph to sample from: without loops if the backbone adds its own; a partitioned graph as
+    it is."""
+    if not backbone.self_loop or not isinstance(graph, dgl.DGLGraph):
         return graph
     source, target = graph.edges()
     return dgl.remove_self_loop(graph) if (source == target).any() else graph
