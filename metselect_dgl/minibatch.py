@@ -83,6 +83,7 @@ class BatchLoop(TrainingLoop):
         generator = torch.Generator().manual_seed(_mixed(self.config.seed, epoch))
         train = self.split.train
         order = train[torch.randperm(len(train), generator=generator).to(train.device)]
+        order = order.to(self.graph.idtype)
         parts, weights = share_out(order, self.config.batch_size, self.team)
         plan, data = _Plan(parts, train.device), self.data
         loader = dgl.dataloading.DataLoader(self.graph, plan, self.sampler, device=data.feat.device)

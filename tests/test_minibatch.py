@@ -66,6 +66,17 @@ def all_of(data):
     return block, data.feat[sources]
 
 
+def test_a_graph_of_int32(small):
+    graph = small.graph.int()
+    backbone = GCN(32, 16, allow_zero_in_degree=True)
+    seeds = torch.tensor([5, 3], dtype=torch.int32)
+    sources, _, blocks = DegreeSampler([-1, -1], graph).sample(graph, seeds)
+    last = backbone(blocks, small.feat[sources.long()])[-1]
+    torch.testing.assert_close(last, backbone(graph, small.feat)[-1][[5, 3]], atol=1e-5, rtol=1e-4)
+    data = dataclasses.replace(small, graph=graph)
+    train(settings(epochs=2), data, progress=False)
+
+
 def test_loops_that_would_count_twice_are_refused(small):
     graph = looped(small.graph)
     sources, _, blocks = DegreeSampler([-1, -1], graph).sample(graph, torch.arange(4))

@@ -59,7 +59,7 @@ class Sweep:
     def _rows(self, depth: int, nodes: Tensor, h: Tensor) -> Tensor:
         if depth == 0:
             return self.backbone.input(h[nodes])
-        sources, _, (block,) = self.sampler.sample_blocks(self.graph, nodes)
+        sources, _, (block,) = self.sampler.sample_blocks(self.graph, nodes.to(self.graph.idtype))
         self.edges += block.num_edges() + len(nodes) * self.backbone.self_loop
         return self.backbone.block_conv(self.backbone.convs[depth - 1], block, h[sources])
 

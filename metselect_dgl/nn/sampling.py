@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import dgl
 import dgl.ops
+import torch
 from torch import Tensor
 
 IN, OUT = "in_degree", "out_degree"
@@ -39,7 +40,9 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
     """
 
     def __init__(self, fanouts: Sequence[int], graph, **options) -> None:
-        super().__init__(list(fanouts), **options)
+        # DGL 1.1's fused sampling makes blocks of int32 graphs that crash what reads them
+        fused = getattr(graph, "idtype", None) == torch.int64
+        super().__init__(list(fanouts), **{"fused": fused, **options})
         known = IN in graph.ndata and OUT in graph.ndata
         self.in_degree = graph.ndata[IN] if known else graph.in_degrees().float()
         self.out_degree = graph.ndata[OUT] if known else graph.out_degrees().float()
