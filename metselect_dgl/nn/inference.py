@@ -19,7 +19,7 @@ from .heads import LayerHead, Selection
 from .model import LayerSelect, evaluating
 from .sampling import DegreeSampler, loops_left_to
 
-BATCH = 16384
+BATCH = 65536
 
 
 class Sweep:
