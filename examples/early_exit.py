@@ -21,6 +21,7 @@ from metselect_dgl.nn import infer
 from metselect_dgl.train import prepare, train
 
 DIAL = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
+SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
 def curve(config: Config, data) -> list[dict]:
@@ -40,7 +41,8 @@ def draw(points: list[dict], title: str, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     shares = [100 * point["share"] for point in points]
     axes.plot(shares, [100 * point["accuracy"] for point in points], "o-")
-    for share, point in zip(shares, points, strict=True):
+    labelled = [each for each in zip(shares, points, strict=True) if each[1]["exit_at"] in SHOWN]
+    for share, point in labelled:
         at = share, 100 * point["accuracy"]
         axes.annotate(f"{point['exit_at']:g}", at, xytext=(4, -11), textcoords="offset points")
     axes.set(xlabel="edges aggregated, % of all", ylabel="test accuracy, %", title=title)

@@ -20,7 +20,7 @@ from metselect_dgl.experiments import compare as comparing
 from metselect_dgl.experiments import demo as showing
 from metselect_dgl.experiments import explain as explaining
 
-WORDS = ["train", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
+WORDS = ["train", "partition", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
 
 

@@ -61,10 +61,10 @@ def calibrated(data, *args, **options):
     return model.eval()
 
 
-def same(found, expected):
+def same(found, expected, score=1e-7):
     assert torch.equal(found.layer, expected.layer)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(found.score, expected.score, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(found.score, expected.score, rtol=score, atol=score)
 
 
 @pytest.mark.parametrize(("model", "options"), MODELS.values(), ids=MODELS)
@@ -130,9 +130,9 @@ def test_calibration_in_batches_is_calibration(small):
     two = copy.deepcopy(one)
     given = small.graph, small.feat, small.labels, part.train, part.val
     expected, found = one.calibrate(*given), calibrate_in_batches(two, *given, batch_size=64)
-    same(found, expected)
+    same(found, expected, score=1e-5)  # the gate's fit ends when a step is below 1e-6
     for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_layers_are_in_the_order_asked_for(small):

@@ -32,8 +32,8 @@ def test_parameters_and_moments_are_those_of_the_model():
 
 @pytest.mark.parametrize("run", RUNS, ids=[str(run["nodes"]) for run in RUNS])
 def test_the_memory_of_the_measured_runs(run):
-    """Within a third: allocators and the temporaries of a batch are not in the model."""
-    assert of_run(run).memory() / 1e9 == pytest.approx(run["peak_gb"], rel=1 / 3)
+    """Within a fifth."""
+    assert of_run(run).memory() / 1e9 == pytest.approx(run["peak_gb"], rel=1 / 5)
 
 
 def test_machines_share_what_is_kept():
