@@ -135,6 +135,8 @@ def _train(args) -> None:
         from .partitions import train_partitions
 
         out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
+        if args.overwrite and os.environ.get("RANK", "0") == "0":
+            (out / "checkpoint.pt").unlink(missing_ok=True)
         return train_partitions(config, args.partitions, args.ip_config, out)
     hint = "run the same command again: it goes on from the last checkpoint"
     with team_of_torchrun(config.device, hint) as team:
@@ -179,7 +181,7 @@ def _partition(args) -> None:
 
     data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
     out = args.out or Path("runs") / f"partitions-{args.dataset}"
-    print(partition(data, args.parts, out, split=args.split))
+    print(partition(data, args.parts, out, split=args.split, seed=args.seed))
 
 
 def _add_compare(words) -> None:

@@ -152,18 +152,21 @@ class Moments:
 
     def means(self) -> list[Tensor]:
         """mu[c] (Eq. 2), float64 [C, D]; a class without nodes gets the mean of the others."""
-        seen = self.count > 0
-        weight = self.count.clamp(min=1).unsqueeze(1)
+        seen, weight = self.count > 0, self._divisor()
         means = []
         for shift, total in zip(self.shifts, self.sums, strict=True):
             mean = shift.double() + total / weight
             means.append(mean.where(seen.unsqueeze(1), mean[seen].mean(0)))
         return means
 
+    def _divisor(self) -> Tensor:
+        """The counts, which may be below 1 in a moving average; 1 for a class without nodes."""
+        return self.count.where(self.count > 0, torch.ones_like(self.count)).unsqueeze(1)
+
     def covariances(self) -> list[Tensor]:
         """K (Eq. 3): pooled within-class covariance, denominator |T| - 1, float64 [D, D]."""
         dof = (self.count.sum() - 1).clamp(min=1)
-        weight = self.count.clamp(min=1).unsqueeze(1)
+        weight = self._divisor()
         pairs = zip(self.grams, self.sums, strict=True)
         return [(gram - total.T @ (total / weight)) / dof for gram, total in pairs]
 

@@ -87,6 +87,11 @@ class TrainingLoop:
         self.state = Progress()
 
     @property
+    def may_diverge(self) -> bool:
+        """Whether layers that are not finite end training with the best model, not the process."""
+        return True
+
+    @property
     def path(self) -> Path:
         return self.out / "checkpoint.pt"
 
@@ -109,7 +114,7 @@ class TrainingLoop:
             if last or (state.epoch + 1) % self.config.validate_every == 0:
                 record |= self.judge()
         except NotFiniteError as error:
-            if state.best_epoch < 0:
+            if state.best_epoch < 0 or not self.may_diverge:
                 raise
             warnings.warn(f"training diverged in epoch {state.epoch}: {error}", stacklevel=2)
             state.diverged = True
@@ -165,11 +170,15 @@ class TrainingLoop:
 
     def resume(self) -> None:
         """Go on from the checkpoint in `out`, if it is of the same settings."""
-        if self.out is None or not self.path.exists():
-            return
-        saved = load_checkpoint(self.path)
-        with checkpoint.reading(self.path):
-            self._restore(saved)
+        saved = self._saved()
+        if saved is not None:
+            with checkpoint.reading(self.path):
+                self._restore(saved)
+
+    def _saved(self) -> dict | None:
+        """What the checkpoint holds, if there is one."""
+        there = self.out is not None and self.path.exists()
+        return load_checkpoint(self.path) if there else None
 
     def _restore(self, saved: dict) -> None:
         old = Config(**saved["config"])

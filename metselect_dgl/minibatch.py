@@ -51,6 +51,15 @@ class BatchLoop(TrainingLoop):
         self.sampler = DegreeSampler(config.num_layers * [config.fanout], self.graph)
 
     @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def may_diverge(self) -> bool:
+        """One of several processes must not end alone: the others would wait for it."""
+        return self.team.size == 1
+
+    @property
     def prototypes(self):
         """Of the head; None if it has none."""
         return getattr(self.model.head, "prototypes", None)
@@ -67,14 +76,14 @@ class BatchLoop(TrainingLoop):
 
     def _learn(self) -> Tensor:
         """One step for every batch; (the sum of the losses of all nodes, their number) here."""
-        total = torch.zeros(2, dtype=torch.float64)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for weight, feat, labels, blocks in self._batches(self.state.epoch):
             with without_logits(self.model):
                 loss = self.wrapped(blocks, feat, labels).loss
             self.optimizer.zero_grad()
             (weight * loss).backward()
             self.optimizer.step()
-            total += torch.tensor([loss.item() * len(labels), len(labels)])
+            total += torch.tensor([loss.item() * len(labels), len(labels)], device=self.device)
         return total
 
     def _batches(self, epoch: int) -> Iterator[tuple[float, Tensor, Tensor, list]]:
@@ -123,14 +132,14 @@ class BatchLoop(TrainingLoop):
     def validate(self) -> Selection:
         data, split = self.data, self.split
         return calibrate_in_batches(
-            self.model, data.graph, data.feat, data.labels, split.train, split.val
+            self.model, self.graph, data.feat, data.labels, split.train, split.val
         )
 
     def predict(self) -> Selection:
-        return infer(self.model, self.data.graph, self.data.feat)
+        return infer(self.model, self.graph, self.data.feat)
 
     def layers(self, index: Tensor) -> list[Tensor]:
-        return rows_of_layers(self.model, self.data.graph, self.data.feat, index)
+        return rows_of_layers(self.model, self.graph, self.data.feat, index)
 
     def save(self) -> None:
         if self.team.rank > 0:
@@ -139,10 +148,15 @@ class BatchLoop(TrainingLoop):
         self.state.gathered = [] if gathered is None else gathered.parts()
         super().save()
 
+    def _saved(self) -> dict | None:
+        """The first process's, whose disk others may not see."""
+        return self.team.share(super()._saved() if self.team.rank == 0 else None)
+
     def _restore(self, saved: dict) -> None:
         super()._restore(saved)
         if self.state.gathered:
-            self.prototypes.gathered = Moments.of_parts(self.state.gathered)
+            parts = [each.to(self.device) for each in self.state.gathered]
+            self.prototypes.gathered = Moments.of_parts(parts)
 
 
 class _Plan(IterableDataset):
@@ -156,10 +170,10 @@ class _Plan(IterableDataset):
 
 
 def share_out(order: Tensor, batch_size: int, team: Team) -> tuple[list[Tensor], list[float]]:
-    """This process's part of every batch, none of them empty, and its weight in the mean over
-    processes."""
+    """This process's part of every batch, and its weight in the mean over processes. No part is
+    empty or, for BatchNorm's sake, of one node, unless there are too few."""
     batches = list(order.split(max(batch_size, team.size)))
-    if len(batches) > 1 and len(batches[-1]) < team.size:
+    if len(batches) > 1 and len(batches[-1]) < 2 * team.size:
         batches[-2:] = [torch.cat(batches[-2:])]
     parts = [batch.tensor_split(team.size)[team.rank] for batch in batches]
     pairs = zip(parts, batches, strict=True)

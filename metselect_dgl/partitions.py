@@ -29,9 +29,9 @@ from .train import run_loop
 NAME, ABOUT = "graph", "metselect.json"
 
 
-def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0) -> Path:
+def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed: int = 0) -> Path:
     """Cut a dataset into `parts` by METIS and write it with one of its splits, as DistDGL reads it;
-    returns the file that describes the partitions."""
+    returns the file that describes the partitions. `seed`: of a synthetic dataset."""
     if parts < 1:
         raise ValueError(f"parts is {parts}; there is at least one")
     data = prepare(Config(dataset=data.name), data)  # features as training on one machine sees them
@@ -51,6 +51,7 @@ def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0) -> Pa
     about = {
         "dataset": data.name,
         "split": split,
+        "seed": seed,
         "n_classes": data.n_classes,
         "self_loops": bool((source == target).any()),
         "fingerprint": data.fingerprint(),
@@ -247,7 +248,7 @@ class DistLoop(BatchLoop):
         self.team.share_buffers(self.model)
         sweep = self._sweep()
         answers = infer_on(self.model, sweep).logits.argmax(1)
-        counts = torch.zeros(2, 2, dtype=torch.float64)
+        counts = torch.zeros(2, 2, dtype=torch.float64, device=self.device)
         for row, name in zip(counts, ("train", "test"), strict=True):
             part = self.data.own(name)
             right = answers[sweep.position(part)] == self.data.labels[part]
@@ -273,8 +274,13 @@ def train_partitions(
     A trainer that fails would leave the others and the servers waiting for it: its process ends at
     once, and whoever started it should end the rest.
     """
+    trains = os.environ.get("DGL_ROLE") != "server"
+    if trains and config.batch_size is None:
+        raise ValueError("training on partitions is in mini-batches; give a --batch-size")
+    if torch.device(config.device).type != "cpu" or config.row_normalize is not None:
+        raise ValueError("training on partitions is on CPUs, on features as `partition` wrote them")
     data = connect(folder, ip_config)
-    given = {"dataset": data.name, "split": data.about["split"]}
+    given = {name: data.about[name] for name in ("dataset", "split", "seed")}
     hint = "run the same command again: it goes on from the last checkpoint"
     try:
         with team_of_torchrun(config.device, hint) as team:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -81,7 +82,9 @@ def team_of_torchrun(device: str = "cpu", resume_hint: str = "") -> Iterator[Tea
     gpu = torch.device(device).type == "cuda"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if gpu else "gloo")
+    # The others wait while the first one validates on the whole graph; one that is lost is noticed
+    # by its closed connection, not by a timeout.
+    dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(days=1))
     try:
         yield Team(rank, size)
         dist.barrier()  # nobody leaves before the first one has written its results

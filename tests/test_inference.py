@@ -135,8 +135,51 @@ def test_calibration_in_batches_is_calibration(small):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_calibration_takes_what_calibrate_takes(small):
+    """Masks, a node in both parts, nodes without a label; and no validation nodes at all."""
+    part = small.split(0)
+    labels = small.labels.clone()
+    labels[part.val[:7]] = -1
+    mask = torch.zeros(300, dtype=torch.bool)
+    mask[part.train] = True
+    for train, val in ((mask, part.val), (torch.cat([part.train, part.val]), part.val)):
+        one = trained(small)
+        two = copy.deepcopy(one)
+        expected = one.calibrate(small.graph, small.feat, labels, train, val)
+        found = calibrate_in_batches(two, small.graph, small.feat, labels, train, val)
+        same(found, expected, score=1e-5)
+        assert len(found.index) == len(part.val) - 7
+    assert calibrate_in_batches(two, small.graph, small.feat, labels, part.train) is None
+
+
+def test_a_calibration_that_fails_changes_nothing(small):
+    model, part = trained(small, select="gate"), small.split(0)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="needs 10 validation nodes"):
+        calibrate_in_batches(
+            model, small.graph, small.feat, small.labels, part.test[:50], part.val[:5]
+        )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_convolution_that_counts_inside_a_batch_is_refused(small):
+    model = calibrated(small)
+    handle = model.backbone.convs[0].register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="counts degrees inside a batch"):
+        infer(model, small.graph, small.feat)
+    handle.remove()
+    infer(model, small.graph, small.feat)
+
+
+def test_degrees_are_those_of_the_graph_not_of_its_data(small):
+    model = calibrated(small)
+    graph = small.graph.local_var()
+    graph.ndata["in_degree"] = graph.ndata["out_degree"] = torch.ones(300)
+    same(infer(model, graph, small.feat), model(small.graph, small.feat))
+
+
 def test_rows_of_layers_are_in_the_order_asked_for(small):
-    model, index = trained(small).eval(), torch.tensor([7, 250, 3])
+    model, index = trained(small).eval(), torch.tensor([7, 250, 3, 7])
     expected = model.backbone(small.graph, small.feat)
     for rows, layer in zip(
         rows_of_layers(model, small.graph, small.feat, index, batch_size=99), expected, strict=True

@@ -5,6 +5,7 @@ import dataclasses
 import dgl
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from metselect_dgl import functional as MF
 from metselect_dgl.config import Config
@@ -138,6 +139,32 @@ def test_a_moving_average_weighs_by_age():
     torch.testing.assert_close(prototypes.mean_0, expected.float(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_class_that_was_seen_long_ago_keeps_its_mean():
+    prototypes = Prototypes([2], 2, source="ema")
+    prototypes.learn([Layer(20 + torch.randn(1, 2))], torch.tensor([1]))
+    seen = prototypes.mean_0[1].clone()
+    for _ in range(40):
+        prototypes.learn([Layer(torch.randn(8, 2))], torch.zeros(8, dtype=torch.long))
+    assert 0 < prototypes.count[1] < 0.02
+    torch.testing.assert_close(prototypes.mean_0[1], seen, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["epoch", "ema"])
+def test_layers_that_move_away_between_epochs(source):
+    """By ten thousand standard deviations: the covariance stays that of the rows."""
+    h, y, parts = batches_of(n=600)
+    prototypes, expected = Prototypes([6], 3, source=source), Prototypes([6], 3)
+    for move in (0, 1e4, -1e4):
+        for _ in range(1 if source == "epoch" else 40):
+            for rows, labels in parts:
+                prototypes.learn([Layer(rows + move)], labels)
+            prototypes.renew()
+    expected.update([h - 1e4], y)
+    if source == "epoch":
+        torch.testing.assert_close(prototypes.factor_0, expected.factor_0, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(prototypes.mean_0, expected.mean_0, rtol=1e-4, atol=1)
+
+
 @pytest.mark.parametrize("source", ["epoch", "ema"])
 @pytest.mark.parametrize("started", [False, True], ids=["first", "later"])
 def test_moments_of_processes_add_up(source, started):
@@ -160,8 +187,10 @@ def test_moments_of_processes_add_up(source, started):
         each.renew(lambda vector: vector.copy_(sum(vectors)))
         for old, new in zip(alone.buffers(), each.buffers(), strict=True):
             torch.testing.assert_close(old, new, rtol=1e-5, atol=1e-5)
-    if source == "ema":
-        assert team[0].gathered.count.sum() == pytest.approx(len(y) / 3)
+        if source == "ema":
+            assert each.gathered.count.sum() == pytest.approx(len(y) / 3)
+            mean = each.gathered.means()[0].float()
+            torch.testing.assert_close(mean, alone.mean_0, rtol=1e-5, atol=1e-5)
 
 
 def stop():
@@ -258,15 +287,34 @@ def test_validation_leaves_the_moments_of_training_alone(small):
     assert loop.state.best_model["head.temperature"].ne(1).any()
 
 
+class Largest(TorchDispatchMode):
+    """How many entries the largest tensor has that any operator makes."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for each in out if isinstance(out, list | tuple) else [out]:
+            changed = any(each is given for given in args)  # in place: DGL's sampler keeps a map
+            if isinstance(each, torch.Tensor) and not changed:
+                self.entries = max(self.entries, each.numel())
+        return out
+
+
 def test_a_batch_does_not_depend_on_the_size_of_the_graph():
-    """Nothing that a step makes is as long as the graph has nodes."""
-    data = arxiv_twin(scale=0.05)
-    config = settings(batch_size=8, fanout=2)
+    """Nothing that a step makes is as long as the graph has nodes, or as its training nodes."""
+    data = arxiv_twin(scale=0.2)
+    config = settings(batch_size=8, fanout=2, hidden=8)
     loop = BatchLoop(config, prepare(config, data), None)
-    _, feat, labels, blocks = next(loop._batches(0))
-    assert len(labels) == 8
-    assert len(feat) <= 8 * 3 * 3
-    loop.model(blocks, feat, labels).loss.backward()
+    batches = loop._batches(0)
+    with Largest() as largest:
+        _, feat, labels, blocks = next(batches)
+    assert len(labels) == 8  # of that epoch's order
+    assert largest.entries >= len(loop.split.train)  # which is drawn before the first
+    with Largest() as largest:
+        _, feat, labels, blocks = next(batches)
+        loop.model(blocks, feat, labels).loss.backward()
+    assert largest.entries < len(loop.split.train) < data.graph.num_nodes()
 
 
 def test_mini_batches_reach_the_accuracy_of_the_whole_graph(data_dir):

@@ -87,6 +87,13 @@ def test_training_on_partitions_by_the_command_line(parts, tmp_path):
     assert right == pytest.approx(metrics["test"]["accuracy"], abs=0.01)
 
 
+def test_flags_that_partitions_need_or_refuse(parts, tmp_path):
+    given = ["-m", "metselect_dgl", "train", "--partitions", parts, "--out", tmp_path]
+    assert "give a --batch-size" in python(*given).stderr
+    refused = python(*given, "--batch-size", 9, "--row-normalize").stderr
+    assert "features as `partition` wrote them" in refused
+
+
 def test_a_server_and_two_trainers(tmp_path):
     """examples/distdgl_local.py as it stands."""
     done = python(ROOT / "examples/distdgl_local.py", "--out", tmp_path)

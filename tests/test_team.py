@@ -71,6 +71,13 @@ def test_a_lost_process_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_pa
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
 
 
+def test_a_run_that_diverges_ends_for_all(tiny_dir, tmp_path):
+    given = command(tiny_dir, tmp_path, "--lr", 1e30, "--epochs", 9, processes=2)
+    done = subprocess.run(given, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "is not finite" in done.stderr
+
+
 def wait_for(what, job, seconds=120):
     end = time.monotonic() + seconds
     while not what():

@@ -177,6 +177,13 @@ class Backbone(nn.Module):
             layers.append(Layer(h if len(h) == seeds else h[:seeds], index))
         return layers
 
+    @property
+    def exact_on_blocks(self) -> bool:
+        """Whether `block_conv` with all neighbours gives the layer of the whole graph."""
+        counting = [conv for conv in self.convs if getattr(conv, "_norm", None) in ("both", "left")]
+        ours = self._knows("sampled_conv")
+        return all(ours and _is_plain(conv, self.input.weight) for conv in counting)
+
     def block_conv(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor:
         """The next layer at the targets of a block; as on the whole graph if it has all of their
         neighbours and knows their degrees (`DegreeSampler`)."""

@@ -34,6 +34,11 @@ class Sweep:
     ) -> None:
         if not isinstance(backbone, Backbone):
             raise TypeError(f"a {type(backbone).__name__} is no Backbone, whose layers are known")
+        if not backbone.exact_on_blocks:
+            raise ValueError(
+                "a GraphConv that is hooked, under autocast or put in by a subclass counts degrees "
+                "inside a batch; call model.eval()(graph, feat) instead"
+            )
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; a batch has at least one node")
         self.backbone, self.feat, self.batch_size = backbone, feat, batch_size
@@ -151,7 +156,7 @@ class _Kept:
 
     def best(self, answers: bool) -> None:
         """The layer of the best score, as the layers come; if asked for, also every answer."""
-        depths, done = len(self.sweep.wanted), 0
+        depths, done, total = len(self.sweep.wanted), 0, 0
         sign = -1 if getattr(self.head, "rule", None) == "opposite" else 1
         if answers:
             self.answers = self.layer.new_zeros(len(self.layer), depths, dtype=torch.int16)
@@ -167,11 +172,12 @@ class _Kept:
                 rows = nodes[better]
                 self.score[rows], self.layer[rows] = score[better], depth
                 self.logits[rows] = logits[better]
+            total = total if done else len(self.sweep.nodes(depth))
             done += len(nodes)
-            if self.exit_at < 1 and depth + 1 < depths and done == len(self.sweep.nodes(depth)):
+            if done == total and self.exit_at < 1 and depth + 1 < depths:
                 self.open &= self.score.sigmoid() < self.exit_at
                 self.sweep.wanted[depth + 1] = self._upstream(depths - 2 - depth)
-                done = 0
+            done = 0 if done == total else done
 
     def _upstream(self, hops: int) -> Tensor:
         """The open nodes and all that is up to `hops` edges upstream of one."""
@@ -207,6 +213,7 @@ def rows_of_layers(
     progress: bool = False,
 ) -> list[Tensor]:
     """The rows `index` of every layer in evaluation mode, made in batches."""
+    check_feat(feat, graph.num_nodes(), model.backbone.in_feats, model.backbone.input.weight)
     index = check_index(index, graph.num_nodes(), feat.device)
     sweep = Sweep(model.backbone, graph, feat, batch_size)
     return rows_on(model, sweep, index, progress=progress)
@@ -218,6 +225,7 @@ def rows_on(
 ) -> list[Tensor]:
     """`rows_of_layers` at the positions `at` among the nodes that a sweep makes here."""
     total, like = len(sweep.nodes(0)), sweep.backbone.input.weight
+    at, back = at.unique(return_inverse=True)  # a node may be asked for twice
     place = torch.full((total,), -1, device=like.device)
     place[at] = torch.arange(len(at), device=like.device)
     layers = [like.new_empty(len(at), width) for width in model.backbone.layer_feats]
@@ -227,7 +235,7 @@ def rows_on(
             to = place[sweep.position(nodes)]
             layers[depth][to[to >= 0]] = h[to >= 0]
             bar.update(len(nodes))
-    return layers
+    return [h[back] for h in layers]
 
 
 @torch.no_grad()
@@ -237,15 +245,21 @@ def calibrate_in_batches(
     feat: Tensor,
     labels: Tensor,
     train_index: Tensor,
-    val_index: Tensor,
+    val_index: Tensor | None = None,
     **options,
-) -> Selection:
+) -> Selection | None:
     """``model.calibrate(...)`` with two layers in memory at a time, and the rows that it needs."""
-    both = torch.cat([train_index, val_index])
-    layers = rows_of_layers(model, graph, feat, both, **options)
-    cut = len(train_index)
+    head, nodes = model.head, graph.num_nodes()
+    train_labels, train = head.check_targets(labels, train_index, nodes)
+    val_labels, val = train_labels[:0], train[:0]
+    if val_index is not None:
+        val_labels, val = head.check_targets(labels, val_index, nodes)
+        head.check_calibration(len(val))
+    layers = rows_of_layers(model, graph, feat, torch.cat([train, val]), **options)
     with evaluating(model):
-        model.head.fit([h[:cut] for h in layers], labels[train_index])
-        held_out = [h[cut:] for h in layers]
-        said = model.head.calibrate(held_out, labels[val_index]) or model.head(held_out)
-    return replace(said, index=val_index)
+        head.fit([h[: len(train)] for h in layers], train_labels)
+        if val_index is None:
+            return None
+        held_out = [h[len(train) :] for h in layers]
+        said = head.calibrate(held_out, val_labels) or head(held_out)
+    return replace(said, index=val)

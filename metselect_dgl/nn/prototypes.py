@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from ..checks import check_finite
+from ..checks import NotFiniteError, check_finite
 from .cache import Cache
 from .layers import Layer
 
@@ -112,14 +112,10 @@ class Prototypes(nn.Module):
     @torch.no_grad()
     def gather(self, layers: Sequence[Layer], labels: Tensor) -> None:
         """Add the rows of a call to those that the next prototypes are made of."""
-        old, started = self.gathered, bool(self.valid.any())
+        fresh, old = self._finite_moments(layers, labels), self.gathered
         if old is None:
-            self._starting = not started
-        shifts = old.shifts if old is not None else [h.clone() for h in self.means]
-        fresh = self._finite_moments(layers, labels, shifts if old or started else None)
-        if old is None:
-            self.gathered = fresh
-            return
+            self._starting = not self.valid.any()
+            old = self._nothing()
         self.gathered = (old.scaled(_KEPT) if self.source == "ema" else old).merge(fresh)
 
     @torch.no_grad()
@@ -133,22 +129,27 @@ class Prototypes(nn.Module):
         self.set(gathered)
         self._warn_missing()
         self._starting = False
-        self.gathered = gathered.scaled(1 / processes) if self.source == "ema" else None
+        self.gathered = None
+        if self.source == "ema":
+            self.gathered = gathered.scaled(1 / processes).about([h.clone() for h in self.means])
 
     def _merged(self, merge: Callable[[Tensor], None]) -> tuple[MF.Moments, int]:
-        """(the moments of all processes, their number), about shifts that they share: those that
-        they began with or, if there were no prototypes yet, 0."""
-        here = self.gathered
-        if here is None:
-            here = _nothing(self.means)
-        elif self._starting:
-            here = here.about([torch.zeros_like(h) for h in self.means])
+        """(the moments of all processes, their number)."""
+        here = self._nothing() if self.gathered is None else self.gathered
         vector = torch.cat([here.flat(), here.count.new_ones(1).double()])
         merge(vector)
         return here.with_flat(vector[:-1]), round(vector[-1].item())
 
-    def _finite_moments(self, layers, labels, shifts=None) -> MF.Moments:
-        moments = self._moments(layers, labels, shifts)
+    def _nothing(self) -> MF.Moments:
+        """The moments of no node, about the prototypes (0 before there are any): the same shifts in
+        all processes, so that their sums add up."""
+        shifts = [h.clone() for h in self.means]
+        sums = [torch.zeros_like(each, dtype=torch.float64) for each in shifts]
+        grams = [each.new_zeros(each.shape[1], each.shape[1]) for each in sums]
+        return MF.Moments(sums[0].new_zeros(len(sums[0])), shifts, sums, grams)
+
+    def _finite_moments(self, layers, labels) -> MF.Moments:
+        moments = self._moments(layers, labels)
         if not all(torch.isfinite(each.sum()) for each in moments.means() + moments.grams):
             nodes = next((layer.index for layer in layers if layer.index is not None), None)
             check_finite([layer.rows() for layer in layers], nodes=nodes)
@@ -158,19 +159,22 @@ class Prototypes(nn.Module):
     def set(self, moments: MF.Moments, fourth: Tensor | None = None) -> None:
         """Set the prototypes from moments."""
         means = moments.means()
-        factors = MF.whitening(moments, self.shrinkage, fourth=fourth)
+        try:
+            factors = MF.whitening(moments, self.shrinkage, fourth=fourth)
+        except torch.linalg.LinAlgError as error:
+            raise NotFiniteError(
+                f"the covariance of a layer cannot be factored ({error}); lower the learning rate"
+            ) from error
         self.count.copy_(moments.count)
         for old, new in zip(self.means + self.factors, means + factors, strict=True):
             old.copy_(new)
 
-    def _moments(
-        self, layers: list[Layer], labels: Tensor, shifts: list[Tensor] | None = None
-    ) -> MF.Moments:
+    def _moments(self, layers: list[Layer], labels: Tensor) -> MF.Moments:
         """Of a layer that is a linear map of constants, by mapping the moments of those."""
         plain = [layer for layer in layers if layer.linear is None]
         index = [layer.index for layer in plain]
         sources = [layer.source for layer in plain]
-        moments = MF.moments(sources, labels, self.n_classes, index=index, shifts=shifts)
+        moments = MF.moments(sources, labels, self.n_classes, index=index)
         for depth, layer in enumerate(layers):
             if layer.linear is not None:
                 source = self._of_source(layer.source, layer.index, labels, self.n_classes)
@@ -224,10 +228,3 @@ class Prototypes(nn.Module):
 
 def _source_moments(source: Tensor, index: Tensor | None, labels: Tensor, n_classes: int):
     return MF.moments([source], labels, n_classes, index=index)
-
-
-def _nothing(shifts: list[Tensor]) -> MF.Moments:
-    """The moments of no node."""
-    sums = [torch.zeros_like(each, dtype=torch.float64) for each in shifts]
-    grams = [each.new_zeros(each.shape[1], each.shape[1]) for each in sums]
-    return MF.Moments(sums[0].new_zeros(len(sums[0])), shifts, sums, grams)

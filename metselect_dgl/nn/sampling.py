@@ -23,8 +23,8 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
     Parameters
     ----------
     fanouts : in-neighbours to sample for every convolution, the first one first; -1 for all
-    graph : whose degrees; those in its ``ndata["in_degree"]`` and ``ndata["out_degree"]``, if it
-        has them, as a partitioned graph must
+    graph : whose degrees; a partitioned graph has them in ``ndata["in_degree"]`` and
+        ``ndata["out_degree"]``
 
     Examples
     --------
@@ -43,16 +43,22 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
         # DGL 1.1's fused sampling makes blocks of int32 graphs that crash what reads them
         fused = getattr(graph, "idtype", None) == torch.int64
         super().__init__(list(fanouts), **{"fused": fused, **options})
-        known = IN in graph.ndata and OUT in graph.ndata
-        self.in_degree = graph.ndata[IN] if known else graph.in_degrees().float()
-        self.out_degree = graph.ndata[OUT] if known else graph.out_degrees().float()
+        whole = isinstance(graph, dgl.DGLGraph)
+        self.in_degree = graph.in_degrees().float() if whole else graph.ndata[IN]
+        self.out_degree = graph.out_degrees().float() if whole else graph.ndata[OUT]
 
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
         sources, seeds, blocks = super().sample_blocks(g, seed_nodes, exclude_eids)
         for block in blocks:
-            block.srcdata[OUT] = self.out_degree[block.srcdata[dgl.NID]]
-            block.dstdata[IN] = self.in_degree[block.dstdata[dgl.NID]]
+            block.srcdata[OUT] = _looked_up(self.out_degree, block.srcdata[dgl.NID])
+            block.dstdata[IN] = _looked_up(self.in_degree, block.dstdata[dgl.NID])
         return sources, seeds, blocks
+
+
+def _looked_up(degrees, nodes: Tensor) -> Tensor:
+    """On the device of the nodes; the degrees stay where the graph is."""
+    at = nodes.to(degrees.device) if isinstance(degrees, Tensor) else nodes
+    return degrees[at].to(nodes.device)
 
 
 def loops_left_to(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
