@@ -30,6 +30,8 @@ from .nn import (
 )
 from .team import ALONE, Team
 
+_LARGE = 100_000  # nodes from which on inference shows a bar
+
 
 class BatchLoop(TrainingLoop):
     """One run whose step is an epoch of mini-batches; `data` as `prepare` gives it."""
@@ -136,7 +138,8 @@ class BatchLoop(TrainingLoop):
         )
 
     def predict(self) -> Selection:
-        return infer(self.model, self.graph, self.data.feat)
+        long = self.graph.num_nodes() >= _LARGE
+        return infer(self.model, self.graph, self.data.feat, progress=long)
 
     def layers(self, index: Tensor) -> list[Tensor]:
         return rows_of_layers(self.model, self.graph, self.data.feat, index)
