@@ -1,6 +1,7 @@
 """What the method is for: choosing a layer per node beats every fixed one where nodes differ."""
 
 import numpy as np
+from tqdm import tqdm
 
 from metselect_dgl.config import Config
 from metselect_dgl.experiments.grid import run_grid, settings_grid
@@ -9,7 +10,8 @@ from metselect_dgl.experiments.grid import run_grid, settings_grid
 def grid(tmp_path, base: Config, data_dir=None, **values) -> dict[str, list[dict]]:
     """Result lines of final and metselect over `values`, by selector."""
     configs = settings_grid(base, {"selector": ["final", "metselect"], **values})
-    rows = run_grid(configs, data_dir, tmp_path / "results.jsonl", jobs=2)
+    bar = tqdm(disable=True)
+    rows = run_grid(configs, data_dir, tmp_path / "results.jsonl", jobs=2, bar=bar)
     return {name: [r for r in rows if r["selector"] == name] for name in ("final", "metselect")}
 
 
