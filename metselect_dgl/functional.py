@@ -161,7 +161,7 @@ class Moments:
 
     def _divisor(self) -> Tensor:
         """The counts, which may be below 1 in a moving average; 1 for a class without nodes."""
-        return self.count.where(self.count > 0, torch.ones_like(self.count)).unsqueeze(1)
+        return (self.count + (self.count == 0)).unsqueeze(1)
 
     def covariances(self) -> list[Tensor]:
         """K (Eq. 3): pooled within-class covariance, denominator |T| - 1, float64 [D, D]."""
