@@ -138,8 +138,7 @@ def _train(args) -> None:
         if args.overwrite and os.environ.get("RANK", "0") == "0":
             (out / "checkpoint.pt").unlink(missing_ok=True)
         return train_partitions(config, args.partitions, args.ip_config, out)
-    hint = "run the same command again: it goes on from the last checkpoint"
-    with team_of_torchrun(config.device, hint) as team:
+    with team_of_torchrun(config.device) as team:
         _train_in(team, config, args)
 
 

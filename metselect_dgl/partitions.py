@@ -281,9 +281,8 @@ def train_partitions(
         raise ValueError("training on partitions is on CPUs, on features as `partition` wrote them")
     data = connect(folder, ip_config)
     given = {name: data.about[name] for name in ("dataset", "split", "seed")}
-    hint = "run the same command again: it goes on from the last checkpoint"
     try:
-        with team_of_torchrun(config.device, hint) as team:
+        with team_of_torchrun(config.device) as team:
             loop = DistLoop(replace(config, **given), data, out, team)
             run_loop(loop, progress=progress and team.rank == 0)
             metrics = loop.result()

@@ -62,16 +62,18 @@ ALONE = Team()
 
 
 @contextmanager
-def team_of_torchrun(device: str = "cpu", resume_hint: str = "") -> Iterator[Team]:
+def team_of_torchrun(device: str = "cpu") -> Iterator[Team]:
     """The processes that torchrun started, connected until the end, which is also theirs; a process
-    of its own if it did not. One that is lost ends the others with a message that ends in
-    `resume_hint`."""
+    of its own if it did not. One that is lost ends the others with a message."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield ALONE
         return
     rank = int(os.environ["RANK"])
-    lost = f"another of the {size} processes was lost; {resume_hint}"
+    lost = (
+        f"another of the {size} processes was lost; run the same command again: it goes on from "
+        "the last checkpoint"
+    )
 
     def ended(*_) -> None:  # torchrun ends the others when it misses one
         sys.stderr.write(f"metselect: process {rank}: {lost}\n")
