@@ -16,9 +16,9 @@ import torch
 
 from metselect_dgl.config import Config
 from metselect_dgl.data import NodeDataset
-from metselect_dgl.loop import prepare
-from metselect_dgl.minibatch import BatchLoop
 from metselect_dgl.nn import infer
+from metselect_dgl.train.loop import prepare
+from metselect_dgl.train.minibatch import BatchLoop
 
 CLASSES, FEATS, HOMOPHILY, SIGNAL = 16, 64, 0.7, 0.7
 

@@ -9,9 +9,9 @@ import typing
 from pathlib import Path
 
 from . import __version__, doctor
+from .atomic_file import write_atomic
 from .config import Config
 from .experiments.scope import FULL, QUICK
-from .files import write_atomic
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -128,11 +128,11 @@ def _add_train(words) -> None:
 
 
 def _train(args) -> None:
-    from .team import team_of_torchrun
+    from .train.distributed import team_of_torchrun
 
     config = Config(**_given(args))
     if args.partitions is not None:
-        from .partitions import train_partitions
+        from .train.distdgl import train_partitions
 
         out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
         if args.overwrite and os.environ.get("RANK", "0") == "0":
@@ -176,7 +176,7 @@ def _add_partition(words) -> None:
 
 def _partition(args) -> None:
     from .data import load_dataset
-    from .partitions import partition
+    from .train.distdgl import partition
 
     data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
     out = args.out or Path("runs") / f"partitions-{args.dataset}"

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from metselect_dgl import checkpoint
-from metselect_dgl.checkpoint import CheckpointError
+from metselect_dgl.atomic_file import write_atomic
 from metselect_dgl.config import Config
-from metselect_dgl.files import write_atomic
-from metselect_dgl.train import load_run, train
+from metselect_dgl.train import checkpoint, load_run, train
+from metselect_dgl.train.checkpoint import CheckpointError
 
 STATE = {"weight": torch.arange(6.0).view(2, 3), "epoch": 3, "history": [{"loss": 0.5}]}
 KEYS = set(STATE)

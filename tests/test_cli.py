@@ -13,12 +13,12 @@ from matplotlib import image
 
 from metselect_dgl import __version__, cli
 from metselect_dgl import train as training
-from metselect_dgl.checkpoint import CheckpointError
 from metselect_dgl.config import SELECTORS, Config
-from metselect_dgl.data import hop_chain, save_npz
+from metselect_dgl.data import hop_chain, load_dataset, save_npz
 from metselect_dgl.experiments import compare as comparing
 from metselect_dgl.experiments import demo as showing
 from metselect_dgl.experiments import explain as explaining
+from metselect_dgl.train.checkpoint import CheckpointError
 
 WORDS = ["train", "partition", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
@@ -210,7 +210,7 @@ def test_compare_fixes_the_flags_that_are_given(monkeypatch, fail, tiny_dir):
 def trained(tiny_dir, tmp_path_factory):
     """A run of MetSelect on a .npz dataset."""
     out = tmp_path_factory.mktemp("run") / "tiny"
-    data = training.load_dataset("tiny", tiny_dir)
+    data = load_dataset("tiny", tiny_dir)
     config = Config(dataset="tiny", hidden=16, epochs=5, select="temperature")
     training.train(config, data, out, progress=False)
     return out

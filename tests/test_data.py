@@ -35,7 +35,7 @@ from metselect_dgl.data import (
     load_npz,
     npz,
     public,
-    sampling,
+    random_draws,
     save_npz,
     synthetic,
     undirected_graph,
@@ -412,14 +412,14 @@ def test_edge_homophily_ignores_loops_and_unlabelled_nodes():
 
 
 def test_apportion_sums_and_rounds_to_the_largest_remainders():
-    assert sampling.apportion(np.array([1, 1, 2]), 7).tolist() == [2, 2, 3]
-    assert sampling.apportion(np.array([5, 3, 2]), 10).tolist() == [5, 3, 2]
+    assert random_draws.apportion(np.array([1, 1, 2]), 7).tolist() == [2, 2, 3]
+    assert random_draws.apportion(np.array([5, 3, 2]), 10).tolist() == [5, 3, 2]
 
 
 def test_draw_members_follows_the_weights_within_the_group():
     group = np.array([1, 0, 1, 1, 0])
     weight = np.array([1.0, 5.0, 0.0, 3.0, 5.0])
-    drawn = sampling.draw_members(np.random.default_rng(0), group, np.ones(8000, int), weight)
+    drawn = random_draws.draw_members(np.random.default_rng(0), group, np.ones(8000, int), weight)
     shares = np.bincount(drawn, minlength=5) / 8000
     assert shares.tolist() == pytest.approx([0.25, 0, 0, 0.75, 0], abs=0.02)
 
@@ -430,7 +430,7 @@ def test_draw_members_stays_in_the_group_when_the_draw_rounds_up():
             return np.full(size, np.nextafter(1, 0))
 
     group, weight = np.array([0, 1, 2]), np.array([2.0**53, 2.0, 2.0])
-    assert sampling.draw_members(Highest(), group, np.array([1, 2]), weight).tolist() == [1, 2]
+    assert random_draws.draw_members(Highest(), group, np.array([1, 2]), weight).tolist() == [1, 2]
 
 
 # arxiv_twin

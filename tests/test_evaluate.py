@@ -13,9 +13,9 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from metselect_dgl.config import Config
 from metselect_dgl.data import NodeDataset
-from metselect_dgl.evaluate import SHUFFLES, accuracy, layer_report, scores
 from metselect_dgl.nn import Selection
 from metselect_dgl.train import prepare, train
+from metselect_dgl.train.evaluate import SHUFFLES, accuracy, layer_report, scores
 
 draw = np.random.default_rng(0)
 CASES = {

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from metselect_dgl import functional as MF
 from metselect_dgl.config import Config
 from metselect_dgl.data import arxiv_twin, load_dataset
-from metselect_dgl.minibatch import BatchLoop, share_out
 from metselect_dgl.nn import (
     GAT,
     GCN,
@@ -22,8 +21,9 @@ from metselect_dgl.nn import (
     loops_left_to,
 )
 from metselect_dgl.nn.layers import Layer
-from metselect_dgl.team import Team
 from metselect_dgl.train import prepare, train
+from metselect_dgl.train.distributed import Team
+from metselect_dgl.train.minibatch import BatchLoop, share_out
 
 BACKBONES = {"gcn": GCN, "gat": GAT, "gin": GIN}
 

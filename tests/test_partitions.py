@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from metselect_dgl.data import hop_chain
-from metselect_dgl.partitions import check_clients, connect, partition
 from metselect_dgl.train import load_run
+from metselect_dgl.train.distdgl import check_clients, connect, partition
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,12 +35,12 @@ ALONE = """
 import sys, torch
 from metselect_dgl.config import Config
 from metselect_dgl.data import hop_chain
-from metselect_dgl.minibatch import BatchLoop
+from metselect_dgl.train.minibatch import BatchLoop
 from metselect_dgl.nn import calibrate_in_batches, infer
 from metselect_dgl.nn.inference import infer_on
-from metselect_dgl.partitions import DistLoop, DistSweep, connect
-from metselect_dgl.team import ALONE
-from metselect_dgl.loop import prepare
+from metselect_dgl.train.distdgl import DistLoop, DistSweep, connect
+from metselect_dgl.train.distributed import ALONE
+from metselect_dgl.train.loop import prepare
 
 data, config = connect(sys.argv[1], None), Config(batch_size=500, fanout=-1, epochs=2)
 loop = DistLoop(config, data, None, ALONE)

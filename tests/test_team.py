@@ -109,7 +109,7 @@ def test_several_processes_need_batches(tiny_dir, tmp_path):
 
 
 def test_more_processes_than_nodes(small):
-    from metselect_dgl.team import Team
+    from metselect_dgl.train.distributed import Team
 
     with pytest.raises(ValueError, match="1000 processes for 120 training nodes"):
         train(Config(batch_size=10), small, progress=False, team=Team(0, 1000))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from matplotlib import image
 
-from metselect_dgl import loop as looping
 from metselect_dgl import train as training
-from metselect_dgl.checkpoint import CheckpointError
 from metselect_dgl.config import BACKBONES, SELECTORS, Config
-from metselect_dgl.data import hop_chain
+from metselect_dgl.data import hop_chain, load_dataset
 from metselect_dgl.train import load_checkpoint, load_run, train
+from metselect_dgl.train import loop as looping
+from metselect_dgl.train.checkpoint import CheckpointError
 
 FILES = [
     "checkpoint.pt",
@@ -175,7 +175,7 @@ def test_load_run_gives_the_model_of_the_predictions(monkeypatch, tiny_dir, tmp_
     said = iter([0.1, 0.3, 0.2])  # the best epoch is not the last
     monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
     config = settings(dataset="tiny", epochs=3)
-    run = quiet(config, training.load_dataset("tiny", tiny_dir), tmp_path)
+    run = quiet(config, load_dataset("tiny", tiny_dir), tmp_path)
     loaded, model, data = load_run(tmp_path, tiny_dir)
     assert loaded == config
     assert not model.training

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .dataset import NodeDataset
-from .files import write_arrays
+from .download import write_arrays
 from .graphs import undirected_graph
 
 PARTS = ("train", "val", "test")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .dataset import NodeDataset
-from .files import cache_home, fetch_zip
+from .download import cache_home, fetch_zip
 from .graphs import undirected_graph
 
 DGL_CLASSES = {

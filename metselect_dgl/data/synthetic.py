@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from .dataset import NodeDataset
-from .files import cache_home, write_arrays
+from .download import cache_home, write_arrays
 from .graphs import undirected_graph
 from .npz import PARTS, dataset_from_arrays, load_npz
-from .sampling import apportion, block_edges, class_means, draw_members, random_masks
+from .random_draws import apportion, block_edges, class_means, draw_members, random_masks
 
 ARXIV_EDGES = 1_166_243
 ARXIV_HOMOPHILY = 0.65

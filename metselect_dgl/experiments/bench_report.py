@@ -5,7 +5,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from ..files import write_atomic
+from ..atomic_file import write_atomic
 from .bench import (
     LIMITS,
     TABLES,

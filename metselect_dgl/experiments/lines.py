@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..files import write_atomic
+from ..atomic_file import write_atomic
 
 Lines = list[dict]
 

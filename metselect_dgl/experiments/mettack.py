@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from ..atomic_file import write_atomic
 from ..data import NodeDataset, load_dataset
-from ..files import write_atomic
 
 STEPS, RATE, MOMENTUM = 100, 0.1, 0.9
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import write_atomic
+from ..atomic_file import write_atomic
 from ..plots import NAMES, plot_curves, plot_shares
 from . import paper
 from .lines import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import write_atomic
+from ..atomic_file import write_atomic
 
 TIMEOUT_SECONDS = 20
 

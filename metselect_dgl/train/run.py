@@ -5,13 +5,14 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from . import checkpoint, ops
-from .config import Config
-from .data import NodeDataset, load_dataset
+from .. import ops
+from ..config import Config
+from ..data import NodeDataset, load_dataset
+from ..nn import LayerSelect
+from . import checkpoint
+from .distributed import ALONE, Team
 from .loop import Run, TrainingLoop, check_data, load_checkpoint, prepare
 from .minibatch import BatchLoop
-from .nn import LayerSelect
-from .team import ALONE, Team
 
 __all__ = [
     "Run",

@@ -15,16 +15,16 @@ import dgl
 import torch
 from torch import Tensor
 
-from .config import Config
-from .data import NodeDataset, Split
-from .files import write_atomic
+from ..atomic_file import write_atomic
+from ..config import Config
+from ..data import NodeDataset, Split
+from ..nn import Prototypes, Selection
+from ..nn.inference import Sweep, infer_on, rows_on
+from ..nn.layers import Layer
+from .distributed import Team, team_of_torchrun
 from .loop import prepare
 from .minibatch import BatchLoop
-from .nn import Prototypes, Selection
-from .nn.inference import Sweep, infer_on, rows_on
-from .nn.layers import Layer
-from .team import Team, team_of_torchrun
-from .train import run_loop
+from .run import run_loop
 
 NAME, ABOUT = "graph", "metselect.json"
 

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from .config import Config
-from .data import NodeDataset
-from .functional import Moments
-from .loop import TrainingLoop
-from .nn import (
+from ..config import Config
+from ..data import NodeDataset
+from ..functional import Moments
+from ..nn import (
     DegreeSampler,
     LayerHead,
     Selection,
@@ -28,7 +27,8 @@ from .nn import (
     rows_of_layers,
     without_logits,
 )
-from .team import ALONE, Team
+from .distributed import ALONE, Team
+from .loop import TrainingLoop
 
 _LARGE = 100_000  # nodes from which on inference shows a bar
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from .files import write_atomic
+from ..atomic_file import write_atomic
 
 
 class CheckpointError(ValueError):

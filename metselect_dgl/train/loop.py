@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..atomic_file import write_atomic
+from ..checks import NotFiniteError
+from ..config import Config
+from ..data import NodeDataset, Split
+from ..nn import LayerSelect, Selection, without_logits
 from . import checkpoint
-from .checks import NotFiniteError
-from .config import Config
-from .data import NodeDataset, Split
 from .evaluate import accuracy, layer_report, scores
-from .files import write_atomic
-from .nn import LayerSelect, Selection, without_logits
 
 
 @dataclass
@@ -231,7 +231,7 @@ class TrainingLoop:
 
     def write(self, selection: Selection, metrics: dict) -> None:
         """config.yaml, metrics.json, history.json, predictions.npz and layers.png."""
-        from .plots import plot_layers
+        from ..plots import plot_layers
 
         texts = {
             "config.yaml": self.config.to_yaml(),

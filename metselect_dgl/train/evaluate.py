@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .data import NodeDataset
-from .nn import LayerSelect, Selection
+from ..data import NodeDataset
+from ..nn import LayerSelect, Selection
 
 SHUFFLES = 20
 
