@@ -7,7 +7,7 @@ import dgl.ops
 import torch
 from torch import Tensor
 
-IN, OUT = "in_degree", "out_degree"
+IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 
 
 class DegreeSampler(dgl.dataloading.NeighborSampler):
@@ -44,14 +44,14 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
         fused = getattr(graph, "idtype", None) == torch.int64
         super().__init__(list(fanouts), **{"fused": fused, **options})
         whole = isinstance(graph, dgl.DGLGraph)
-        self.in_degree = graph.in_degrees().float() if whole else graph.ndata[IN]
-        self.out_degree = graph.out_degrees().float() if whole else graph.ndata[OUT]
+        self.in_degree = graph.in_degrees().float() if whole else graph.ndata[IN_DEGREE]
+        self.out_degree = graph.out_degrees().float() if whole else graph.ndata[OUT_DEGREE]
 
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
         sources, seeds, blocks = super().sample_blocks(g, seed_nodes, exclude_eids)
         for block in blocks:
-            block.srcdata[OUT] = _looked_up(self.out_degree, block.srcdata[dgl.NID])
-            block.dstdata[IN] = _looked_up(self.in_degree, block.dstdata[dgl.NID])
+            block.srcdata[OUT_DEGREE] = _looked_up(self.out_degree, block.srcdata[dgl.NID])
+            block.dstdata[IN_DEGREE] = _looked_up(self.in_degree, block.dstdata[dgl.NID])
         return sources, seeds, blocks
 
 
@@ -61,9 +61,9 @@ def _looked_up(degrees, nodes: Tensor) -> Tensor:
     return degrees[at].to(nodes.device)
 
 
-def loops_left_to(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
-    """The graph to sample from: without loops if the backbone adds its own; a partitioned graph as
-    it is."""
+def sampling_graph(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
+    """Return the graph to sample blocks from: without loops if the backbone adds its own; a
+    partitioned graph is returned as it is."""
     if not backbone.self_loop or not isinstance(graph, dgl.DGLGraph):
         return graph
     source, target = graph.edges()
@@ -72,7 +72,7 @@ def loops_left_to(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
 
 def knows_degrees(block: dgl.DGLGraph) -> bool:
     """Whether a `DegreeSampler` made it."""
-    return IN in block.dstdata and OUT in block.srcdata
+    return IN_DEGREE in block.dstdata and OUT_DEGREE in block.srcdata
 
 
 def no_in_edges() -> dgl.DGLError:
@@ -83,7 +83,7 @@ def no_in_edges() -> dgl.DGLError:
     )
 
 
-def check_loops(block: dgl.DGLGraph) -> None:
+def check_no_loops(block: dgl.DGLGraph) -> None:
     """For a backbone that adds loops itself: the degrees must not count others."""
     source, target = block.edges()  # in a block, equal numbers are the same node
     if (source == target).any():
@@ -96,11 +96,11 @@ def check_loops(block: dgl.DGLGraph) -> None:
 def neighbour_sum(block: dgl.DGLGraph, h: Tensor) -> Tensor:
     """The sum of `h` over all in-neighbours, estimated from those in the block: exact if they are
     all there."""
-    share = block.dstdata[IN].to(h.dtype) / block.in_degrees().clamp(min=1)
+    share = block.dstdata[IN_DEGREE].to(h.dtype) / block.in_degrees().clamp(min=1)
     return dgl.ops.copy_u_sum(block, h) * share.unsqueeze(1)
 
 
 def root_degrees(block: dgl.DGLGraph, loops: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """The roots of the degrees of sources and targets, [n, 1] each, with `loops` more."""
-    degrees = block.srcdata[OUT].to(like.dtype), block.dstdata[IN].to(like.dtype)
+    degrees = block.srcdata[OUT_DEGREE].to(like.dtype), block.dstdata[IN_DEGREE].to(like.dtype)
     return tuple((each + loops).clamp(min=1).sqrt().unsqueeze(1) for each in degrees)

@@ -1,0 +1,91 @@
+"""How one kind of convolution is made and computed; a new kind is a subclass in a file of its own.
+
+Only `make` is required. A convolution that is also computed on edges runs in the fused backend, one
+that is computed on blocks is exact there, one that propagates first can do so once and for all.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from dgl import DGLGraph
+from torch import Tensor, nn
+
+from ..adjacency import Adjacency, SparseRows
+from ..layer_rows import LayerRows
+from ..sampler import check_no_loops, knows_degrees, no_in_edges
+from ..prepared import add_self_loops
+
+
+@dataclass
+class Convolution:
+    """One kind of convolution, with the options that all kinds have.
+
+    Parameters
+    ----------
+    self_loop : the backbone adds a self-loop to every node
+    allow_zero_in_degree : let nodes without in-edges pass instead of DGL's error
+    """
+
+    self_loop: bool = False
+    allow_zero_in_degree: bool = False
+
+    fused = False  # `on_edges` is implemented
+    propagates = False  # `propagate` and `transform` are implemented
+    needs_degrees = False  # the DGL module counts degrees inside a block
+    rows_are_independent = True  # else a layer is computed for all nodes, whichever are asked for
+
+    def as_module(self) -> "Convolution":
+        """Return the convolution of other modules with these options, which are only called."""
+        plain = Convolution(self.self_loop, self.allow_zero_in_degree)
+        plain.needs_degrees = self.needs_degrees
+        return plain
+
+    def make(self, in_feats: int, out_feats: int) -> nn.Module:
+        """Return the DGL module; its output is flattened to [N, out_feats]."""
+        raise NotImplementedError(f"{type(self).__name__} does not say which module it is")
+
+    def on_graph(self, conv: nn.Module, graph: DGLGraph, h: Tensor) -> Tensor:
+        """Return the next layer: the DGL module as it is, and a ReLU."""
+        return torch.relu(conv(graph, h).flatten(1))
+
+    def edges(self, graph: DGLGraph, index: Tensor | None) -> Adjacency:
+        """Return the edges that `on_edges` follows, into all nodes or into those of `index`."""
+        if not self.allow_zero_in_degree and (graph.in_degrees() == 0).any():
+            raise no_in_edges()
+        return Adjacency.of(graph, index)
+
+    def on_edges(
+        self,
+        conv: nn.Module,
+        edges: Adjacency,
+        h: Tensor,
+        index: Tensor | None,
+        sparse: SparseRows | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next layer at the targets of `edges`, and `h` for further use: a gradient to
+        the returned one is added inside the backward pass of the convolution. `sparse` is `h` in
+        compressed form, where it is mostly 0."""
+        raise NotImplementedError(f"{type(self).__name__} is not computed on edges")
+
+    def on_block(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor:
+        """Return the next layer at the targets of a block. It is that of the whole graph if the
+        block has all neighbours of its targets and, for some kinds, their degrees."""
+        if knows_degrees(block):
+            if self.self_loop:
+                check_no_loops(block)
+            out = self.on_degrees(conv, block, h)
+            if out is not None:
+                return torch.relu(out)
+        return self.on_graph(conv, add_self_loops(block) if self.self_loop else block, h)
+
+    def on_degrees(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor | None:
+        """Return the convolution before its ReLU on a block that knows the degrees of the whole
+        graph; None where degrees make no difference."""
+
+    def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
+        """Return the part of the convolution before its weights, [N, F]."""
+        raise NotImplementedError(f"{type(self).__name__} has weights from the start")
+
+    def transform(self, conv: nn.Module, propagated: Tensor, own: LayerRows) -> Tensor:
+        """Return the rest of the convolution and the ReLU; `own` is its input at these rows."""
+        raise NotImplementedError(f"{type(self).__name__} has weights from the start")

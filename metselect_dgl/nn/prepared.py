@@ -1,0 +1,180 @@
+"""What a backbone derives from a graph, features and an index, computed once and kept.
+
+Nothing that is kept can go stale, however its origin was changed: features are recognised by a
+fingerprint of all their bits, an index and labels by comparison with a private copy, and a graph by
+DGL's structure object, which DGL replaces when the graph is edited.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import torch
+from dgl import DGLGraph
+from torch import Tensor, nn
+
+from .. import functional as MF
+from ..checks import check_finite
+from .adjacency import Adjacency, SparseRows
+
+_GRAPHS = 2  # training and evaluation may take turns between two graphs
+_INDICES = 4  # of training, calibration, prediction, and one more
+
+
+class FeatureRows:
+    """The rows `index` of features that are the same in every call."""
+
+    def __init__(self, feat: Tensor, index: Tensor | None) -> None:
+        self.feat, self.index = feat, index
+        self._rows: Tensor | None = None
+        self._sparse: tuple[SparseRows | None] | None = None
+        self._moments: tuple[Tensor, MF.Moments] | None = None
+
+    def rows(self) -> Tensor:
+        """Return the rows, [n, F]."""
+        if self.index is None:
+            return self.feat
+        if self._rows is None:
+            self._rows = _detached(lambda: self.feat[self.index])
+        return self._rows
+
+    def sparse(self) -> SparseRows | None:
+        """Return the rows in compressed form where that is faster, else None."""
+        if self._sparse is None:
+            self._sparse = (_detached(lambda: SparseRows.if_sparse(self.rows())),)
+        return self._sparse[0]
+
+    def map(self, linear: nn.Linear) -> Tensor:
+        """Return the image of the rows under a linear map, [n, D]."""
+        sparse = self.sparse()
+        if sparse is None:
+            return linear(self.rows())
+        return sparse.times(linear.weight.T) + linear.bias
+
+    def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
+        """Return the class moments of the rows, whose classes are `labels` [n]."""
+        if self._moments is None or not torch.equal(self._moments[0], labels):
+            moments = _detached(
+                lambda: MF.moments([self.feat], labels, n_classes, index=self.index)
+            )
+            self._moments = labels.clone(), moments
+        return self._moments[1]
+
+
+class PreparedGraph:
+    """What is derived from one graph, with its self-loops if they are wanted, and its features."""
+
+    def __init__(self, graph: DGLGraph, self_loop: bool) -> None:
+        self.structure = graph._graph
+        self.looped = add_self_loops(graph) if self_loop else None
+        self.graph = graph
+        self.fingerprint: tuple = ()
+        self.indices: list[Tensor] = []
+        self.of_graph: dict[tuple, Any] = {}
+        self.of_features: dict[tuple, Any] = {}
+
+    def update(self, graph: DGLGraph, feat: Tensor) -> None:
+        """Take the graph and features of this call; forget what was derived from others."""
+        self.graph = graph if self.looped is None else self.looped
+        if feat.requires_grad:
+            check_finite([feat])
+            return
+        fingerprint = fingerprint_of(feat)
+        if fingerprint != self.fingerprint:
+            check_finite([feat])
+            self.fingerprint = fingerprint
+            self.of_features.clear()
+
+    def known(self, index: Tensor | None) -> Tensor | None:
+        """Return the private copy of an index, which is the same object for equal contents."""
+        if index is None:
+            return None
+        for copy in self.indices:
+            if torch.equal(copy, index):
+                return copy
+        copy = _detached(index.clone)
+        self.indices = [copy, *self.indices[: _INDICES - 1]]
+        self._forget_indices()
+        return copy
+
+    def _forget_indices(self) -> None:
+        kept = {id(None), *(id(copy) for copy in self.indices)}
+        for derived in (self.of_graph, self.of_features):
+            for key in [key for key in derived if key[1] not in kept]:
+                del derived[key]
+
+    def edges(self, index: Tensor | None, make: Callable[..., Adjacency]) -> Adjacency:
+        """Return the edges into all nodes, or into those of a known index."""
+        return _once(self.of_graph, ("edges", id(index)), lambda: make(self.graph, index))
+
+    def features(self, feat: Tensor, index: Tensor | None) -> FeatureRows:
+        """Return the rows of constant features at a known index."""
+        rows = _once(self.of_features, ("rows", id(index)), lambda: FeatureRows(feat, index))
+        rows.feat = feat  # of the same contents
+        return rows
+
+    def propagated(self, feat: Tensor, index: Tensor | None, propagate: Callable) -> Tensor:
+        """Return the rows of the propagated features at a known index."""
+        whole = _once(
+            self.of_features, ("propagated", id(None)), lambda: propagate(self.graph, feat)
+        )
+        if index is None:
+            return whole
+        return _once(self.of_features, ("propagated", id(index)), lambda: whole[index])
+
+
+class PreparedGraphs:
+    """The graphs that a backbone was last called with, as it prepared them; see `clear`."""
+
+    def __init__(self, self_loop: bool) -> None:
+        self.self_loop = self_loop
+        self.graphs: list[PreparedGraph] = []
+
+    def get(self, graph: DGLGraph, feat: Tensor) -> PreparedGraph:
+        """Return what was prepared for this graph, up to date with these features."""
+        found = None
+        for prepared in self.graphs:
+            if prepared.structure is graph._graph:
+                found = prepared
+        if found is None:
+            found = PreparedGraph(graph, self.self_loop)
+        found.update(graph, feat)
+        others = [prepared for prepared in self.graphs if prepared is not found]
+        self.graphs = [found, *others[: _GRAPHS - 1]]
+        return found
+
+    def clear(self) -> None:
+        """Free everything that is kept."""
+        self.graphs = []
+
+    def __getstate__(self) -> dict:
+        """Return what copies and pickles take along: the option alone."""
+        return {"self_loop": self.self_loop, "graphs": []}
+
+
+def fingerprint_of(feat: Tensor) -> tuple:
+    """Return shape, dtype, device and a position-dependent hash of all bits of a matrix."""
+    return feat.shape, feat.dtype, feat.device, MF.fingerprint(feat)
+
+
+def _once(derived: dict, key: tuple, make: Callable[[], Any]) -> Any:
+    if key not in derived:
+        derived[key] = _detached(make)
+    return derived[key]
+
+
+def _detached(make: Callable[[], Any]) -> Any:
+    """Return what a later call, with or without gradients, may use."""
+    with torch.inference_mode(False), torch.no_grad():
+        return make()
+
+
+def add_self_loops(graph: DGLGraph) -> DGLGraph:
+    """Return the structure of a graph or block with exactly one self-loop on every target."""
+    source, target = graph.edges()
+    other = source != target  # in a block, equal numbers are the same node
+    loop = torch.arange(graph.num_dst_nodes(), dtype=source.dtype, device=source.device)
+    edges = torch.cat([source[other], loop]), torch.cat([target[other], loop])
+    if graph.is_block:
+        return dgl.create_block(edges, graph.num_src_nodes(), graph.num_dst_nodes())
+    return dgl.graph(edges, num_nodes=graph.num_nodes())

@@ -1,0 +1,303 @@
+"""Sources of layers: a whole graph, stored layers (of blocks or of any module), and batches.
+
+A source gives the layers of one graph and its features. Heads and calibration consume them without
+knowing how they are computed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import singledispatch
+from typing import Protocol
+
+import dgl
+import torch
+from dgl import DGLGraph
+from torch import Tensor, nn
+
+from ..checks import check_feat, check_finite
+from .layer_rows import LayerRows, LayerStack
+from .sampler import DegreeSampler
+
+BATCH = 65536  # nodes whose neighbours are looked up together, unless another number is given
+TILE = 8192  # rows of stored layers that are looked at together
+
+Rows = slice | Tensor
+Batches = Iterator[tuple[Rows, Tensor]]
+
+
+class LayerSource(Protocol):
+    """The layers of one graph and its features."""
+
+    n_rows: int  # nodes, or whatever the rows of a layer are
+    n_edges: int | None  # edges that were aggregated so far, where they are counted
+
+    def stack(self, index: Tensor | None = None) -> LayerStack:
+        """Return the rows `index` of every layer; differentiable, except from batches."""
+
+    def sweep(self) -> Iterator[tuple[int, Batches]]:
+        """Yield every depth with an iterator over (rows, the layer there), without gradients."""
+
+    def repeatable(self) -> "LayerSource":
+        """Return a source that can be swept again at the least cost that memory allows."""
+
+    def settle(self, depth: int, pending: Tensor) -> None:
+        """After layer `depth`, compute deeper layers only as far as the rows `pending` [n_rows],
+        a mask, need them."""
+
+
+class StoredLayers:
+    """Layers that are computed together by one call: of blocks, or of any module."""
+
+    n_edges = None
+
+    def __init__(self, compute: Callable[[], Sequence[Tensor]], n_rows: int | None = None) -> None:
+        self._compute, self._n_rows = compute, n_rows
+        self._layers: list[Tensor] | None = None
+
+    @property
+    def layers(self) -> list[Tensor]:
+        """The layers; of blocks, the first rows of each are the seeds."""
+        if self._layers is None:
+            layers = list(self._compute())
+            rows = len(layers[-1])
+            self._layers = [h if len(h) == rows else h[:rows] for h in layers]
+        return self._layers
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows of a layer, if need be after computing it."""
+        return len(self.layers[-1]) if self._n_rows is None else self._n_rows
+
+    def stack(self, index: Tensor | None = None) -> LayerStack:
+        return LayerStack.of(self.layers, index)
+
+    def sweep(self) -> Iterator[tuple[int, Batches]]:
+        for depth, h in enumerate(self.layers):
+            yield depth, _tiles(h)
+
+    def repeatable(self) -> LayerSource:
+        return self
+
+    def settle(self, depth: int, pending: Tensor) -> None:
+        """Nothing is saved: the layers are there."""
+
+
+def _tiles(h: Tensor) -> Batches:
+    for start in range(0, max(len(h), 1), TILE):
+        yield slice(start, start + TILE), h[start : start + TILE]
+
+
+class GraphSource:
+    """The layers of a whole graph, computed by a :class:`Backbone`."""
+
+    n_edges = None
+
+    def __init__(self, backbone: nn.Module, graph: DGLGraph, feat: Tensor) -> None:
+        self.backbone, self.graph, self.feat = backbone, graph, feat
+        self.n_rows = graph.num_nodes()
+
+    def stack(self, index: Tensor | None = None) -> LayerStack:
+        """Return the rows `index` of every layer: of the last layer no others are computed, and
+        the first one is not stored."""
+        prepared = self._prepare()
+        index = prepared.known(index)
+        layers, h = [self._first(prepared, index)], self.feat
+        last = self.backbone.num_layers - 1
+        for depth in range(last + 1):
+            at_rows = depth == last and self.backbone.convolution.rows_are_independent
+            out, h, reduced = self._next(depth, prepared, h, index if at_rows else None)
+            if depth > 0:
+                layers.append(LayerRows(h, index))
+            h = out
+        return LayerStack([*layers, LayerRows(h, None if reduced else index)])
+
+    def sweep(self) -> Iterator[tuple[int, Batches]]:
+        prepared = self._prepare()
+        yield 0, _whole(self._first(prepared, None).rows())
+        h = self.feat
+        for depth in range(self.backbone.num_layers):
+            h = self._next(depth, prepared, h, None)[0]
+            yield depth + 1, _whole(h)
+
+    def repeatable(self) -> LayerSource:
+        return StoredLayers(lambda: self.stack().rows(), self.n_rows)
+
+    def settle(self, depth: int, pending: Tensor) -> None:
+        """Nothing is saved: a layer is computed for all nodes at once."""
+
+    def _prepare(self):
+        self.backbone.check_inputs(self.graph, self.feat)
+        return self.backbone.prepared.get(self.graph, self.feat)
+
+    def _first(self, prepared, index: Tensor | None) -> LayerRows:
+        """Return layer 0, a linear map of the features."""
+        backbone, feat = self.backbone, self.feat
+        if backbone.drops:
+            return LayerRows(backbone.first_layer(LayerRows(feat, index).rows()))
+        constant = None if feat.requires_grad else prepared.features(feat, index)
+        return LayerRows(feat, index, backbone.input, constant)
+
+    def _next(
+        self, depth: int, prepared, h: Tensor, index: Tensor | None
+    ) -> tuple[Tensor, Tensor, bool]:
+        """Return the layer after `h`, `h` for further use, and whether only the rows `index` were
+        computed."""
+        backbone, convolution = self.backbone, self.backbone.convolution
+        conv = backbone.convs[depth]
+        fuses = backbone.fuses(conv, h)
+        constant = depth == 0 and not backbone.drops and not h.requires_grad
+        sparse = prepared.features(h, None).sparse() if fuses and constant else None
+        if constant and sparse is None and backbone.propagates(conv, h):
+            propagated = prepared.propagated(h, index, convolution.propagate)
+            out = convolution.transform(conv, propagated, LayerRows(h, index))
+            return out, h, index is not None
+        if not fuses:
+            return convolution.on_graph(conv, prepared.graph, backbone.dropped(h)), h, False
+        edges = prepared.edges(index, convolution.edges)
+        out, again = convolution.on_edges(conv, edges, backbone.dropped(h), index, sparse)
+        return out, h if backbone.drops else again, index is not None
+
+
+def _whole(h: Tensor) -> Batches:
+    yield slice(None), h
+
+
+class BatchedSource:
+    """The layers of a graph, computed one after the other in batches of nodes that see all of
+    their neighbours: two layers are in memory at a time.
+
+    Parameters
+    ----------
+    backbone : a module with `layer_feats` and two methods: `first_layer(feat)` returns layer 0 of
+        the nodes whose features are given; `layer_on_block(depth, block, h)` returns layer `depth`
+        (1, 2, ...) at the targets of a block from layer depth - 1, or from the features if depth
+        is 1, at its sources. The block has all in-neighbours of its targets, and their degrees in
+        the graph as :class:`DegreeSampler` stores them
+    loops : the backbone adds a self-loop to every node, which counts as an edge
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        graph: DGLGraph,
+        feat: Tensor,
+        batch_size: int,
+        *,
+        loops: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; a batch has at least one node")
+        try:
+            self.first_layer, self.layer_on_block = backbone.first_layer, backbone.layer_on_block
+        except AttributeError:
+            raise TypeError(
+                f"a {type(backbone).__name__} cannot be computed in batches: it needs the methods "
+                "first_layer(feat) and layer_on_block(depth, block, h) (see BatchedSource); leave "
+                "out batch_size to compute all nodes at once"
+            ) from None
+        self.layer_feats = backbone.layer_feats
+        self.graph, self.feat, self.batch_size, self.loops = graph, feat, batch_size, loops
+        self.sampler = DegreeSampler([-1], graph)
+        self.pending: list[Tensor | None] = [None] * len(self.layer_feats)
+        self.n_edges = 0
+
+    @property
+    def n_rows(self) -> int:
+        """The number of nodes that are computed here."""
+        return self.graph.num_nodes()
+
+    def stack(self, index: Tensor | None = None) -> LayerStack:
+        """Return the rows `index` of every layer, without gradients."""
+        if index is None:
+            index = torch.arange(self.n_rows, device=self.feat.device)
+        wanted, back = index.unique(return_inverse=True)  # a node may be asked for twice
+        place = torch.full((self.n_rows,), -1, device=index.device)
+        place[wanted] = torch.arange(len(wanted), device=index.device)
+        layers = []
+        for _, batches in self.sweep():
+            parts = []
+            for rows, h in batches:
+                parts.append(h[place[rows] >= 0])
+            layers.append(torch.cat(parts)[back])
+        return LayerStack.of(layers)
+
+    def sweep(self) -> Iterator[tuple[int, Batches]]:
+        h, last = self.feat, len(self.layer_feats) - 1
+        for depth, width in enumerate(self.layer_feats):
+            out = self.store(depth, width) if 0 < depth < last else None
+            yield depth, self._batches(depth, h, out)
+            self.layer_done()
+            h = h if out is None else out
+
+    def _batches(self, depth: int, h: Tensor, out) -> Batches:
+        for rows, nodes in self.nodes(depth):
+            layer = self._rows(depth, nodes, h)
+            check_feat(layer, len(nodes), self.layer_feats[depth], layer, f"layer {depth}")
+            check_finite([layer], first=depth, nodes=nodes)
+            if out is not None:
+                out[nodes] = layer
+            yield rows, layer
+
+    @torch.no_grad()
+    def _rows(self, depth: int, nodes: Tensor, h: Tensor) -> Tensor:
+        if depth == 0:
+            return self.first_layer(h[nodes])
+        sources, _, (block,) = self.sampler.sample_blocks(self.graph, nodes.to(self.graph.idtype))
+        self.n_edges += block.num_edges() + len(nodes) * self.loops
+        return self.layer_on_block(depth, block, h[sources])
+
+    def nodes(self, depth: int) -> Iterator[tuple[Rows, Tensor]]:
+        """Yield rows and nodes of every batch of a layer."""
+        pending = self.pending[depth]
+        if pending is None:
+            everything = torch.arange(self.n_rows, device=self.feat.device)
+            yield from _slices(everything, self.batch_size)
+            return
+        for nodes in pending.nonzero().squeeze(1).split(self.batch_size):
+            yield nodes, nodes
+
+    def store(self, depth: int, width: int) -> Tensor:
+        """Return room for a layer of all nodes."""
+        return self.feat.new_empty(self.graph.num_nodes(), width)
+
+    def layer_done(self) -> None:
+        """Called when all batches of a layer are computed."""
+
+    def repeatable(self) -> LayerSource:
+        """Return the source itself: every sweep computes the layers again."""
+        return self
+
+    def settle(self, depth: int, pending: Tensor) -> None:
+        hops = len(self.layer_feats) - 2 - depth
+        if hops < 0:
+            return
+        upstream, (source, target) = pending.clone(), self.graph.edges()
+        for _ in range(hops):
+            upstream[source[upstream[target]]] = True
+        self.pending[depth + 1] = upstream
+
+
+def _slices(nodes: Tensor, batch_size: int) -> Iterator[tuple[Rows, Tensor]]:
+    """Yield the positions and the entries of consecutive batches."""
+    for start in range(0, len(nodes), batch_size):
+        rows = slice(start, start + batch_size)
+        yield rows, nodes[rows]
+
+
+@singledispatch
+def layer_source(
+    backbone: nn.Module,
+    graph: DGLGraph | Sequence[DGLGraph],
+    feat: Tensor,
+    batch_size: int | None = None,
+) -> LayerSource:
+    """Return the source of the layers of a graph, or of blocks.
+
+    Any module that returns its layers will do; :class:`Backbone` registers its own sources. With a
+    `batch_size`, layers are computed in batches; see :class:`BatchedSource` for what the module
+    must offer.
+    """
+    if batch_size is None:
+        return StoredLayers(lambda: backbone(graph, feat))
+    if len(feat) != graph.num_nodes():
+        raise ValueError(f"feat has {len(feat)} rows for {graph.num_nodes()} nodes")
+    return BatchedSource(backbone, graph, feat, batch_size)
