@@ -7,8 +7,8 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from .. import convolution as MC
 from ..checks import check_feat, check_finite
+from ..functional import graph as MG
 from .adjacency import Adjacency, SparseRows
 from .cache import Cache
 from .layers import Layer
@@ -249,7 +249,7 @@ class Backbone(nn.Module):
         return self.dropout(h) if self._drops() else h  # at 0 it would still make a copy
 
     def _fuses(self, h: Tensor) -> bool:
-        wanted = self.engine == "fused" or (self.engine == "auto" and MC.compiled(h.device))
+        wanted = self.engine == "fused" or (self.engine == "auto" and MG.compiled(h.device))
         return wanted and self._knows("fused_conv")
 
     def extra_repr(self) -> str:
