@@ -89,7 +89,7 @@ def pytest_benchmark_update_machine_info(config, machine_info) -> None:
     machine_info["threads"] = torch.get_num_threads()
     modules = (torch, dgl, numpy, scipy, sklearn, metselect_dgl)
     machine_info["versions"] = {module.__name__: module.__version__ for module in modules}
-    machine_info["served_by"] = {name: ops.serving(name, "cpu") for name in ops.OPS}
+    machine_info["served_by"] = {name: ops.backend_of(name, "cpu") for name in ops.OPS}
     machine_info["keep_memory"] = config.getoption("keep_memory", False)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
 from metselect_dgl.data.synthetic import ARXIV_TRAIN_PER_CLASS
+from metselect_dgl.functional.moments import oas_shrinkage
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -48,7 +49,7 @@ class Inputs:
         self.temperature = torch.ones(rows.L)
         moments = MF.moments(self.layers, self.labels, rows.C)
         self.shifts, self.covariances = moments.shifts, moments.covariances()
-        oas = MF._oas(torch.stack(self.covariances), moments.count.sum())
+        oas = oas_shrinkage(torch.stack(self.covariances), moments.count.sum())
         self.rho = oas.clamp(min=16 * rows.D * EPS)  # the least that the package takes
         self.means = [mean.float() for mean in moments.means()]
         factors = reference.whitening(self.covariances, self.rho, EPS)

@@ -11,6 +11,7 @@ from torch import Tensor
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
 from metselect_dgl.experiments.bench import LIMITS
+from metselect_dgl.functional.moments import sampled_means
 
 from .inputs import EPS, Inputs
 from .models import close
@@ -55,7 +56,7 @@ def moments(x: Inputs) -> dict[str, Callable]:
 
 def estimated(op: Callable, x: Inputs) -> MF.Moments:
     """By one of the engines, its shifts included."""
-    shifts = MF._sampled_means(x.layers, x.labels, x.rows.C, x.index)
+    shifts = sampled_means(x.layers, x.labels, x.rows.C, x.index)
     count, sums, grams = op(x.layers, x.labels, x.index, shifts)
     return MF.Moments(count, shifts, sums, grams)
 

@@ -68,7 +68,7 @@ class Config:
     rule: str | None = _option(None, "MetSelect: confidence, distance, opposite")
     loss: str | None = _option(None, "MetSelect: ce, distance, posterior")
     select: str | None = _option(None, "MetSelect: plain, temperature, gate, auto")
-    shrinkage: str | float | None = _option(None, "MetSelect: auto, oas, ledoit_wolf, a number")
+    shrinkage: str | float | None = _option(None, "MetSelect: oas, ledoit_wolf, a number")
     deep_supervision: float | None = _option(None, "MetSelect: weight of every layer's own loss")
     metric_dim: int | None = _option(None, "MetSelect: measure distances in fewer dimensions")
     moments: str | None = _option(
@@ -88,6 +88,8 @@ class Config:
     device: str = _option("cpu", "cpu, cuda, cuda:1, ...")
 
     def __post_init__(self) -> None:
+        if self.shrinkage == "auto":  # in files written when "auto" was the name of the default
+            object.__setattr__(self, "shrinkage", None)
         for kind, name, known in (
             ("backbone", self.backbone, BACKBONES),
             ("selector", self.selector, SELECTORS),

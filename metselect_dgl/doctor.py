@@ -1,7 +1,7 @@
-"""What works on this machine, what does not, and the remedy: `metselect doctor`.
+"""Checks of this installation, with a remedy for each one that fails: `metselect doctor`.
 
-Needs nothing but the standard library, so that it can also speak where torch or DGL cannot be
-imported: `python -P metselect_dgl/doctor.py`.
+Only the standard library is imported with this file, so that `python -P metselect_dgl/doctor.py`
+also runs where torch or DGL cannot be imported.
 """
 
 import os
@@ -16,12 +16,11 @@ from pathlib import Path
 
 TORCH = "2.13.0"
 REQUIRED = ("python", "torch", "dgl")
-BACKENDS = ("auto", "native", "reference", "triton")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row; `status` is "ok", "off" (optional and absent) or "bad" (broken, or required)."""
+    """A row of the table; `status` is "ok", "off" (optional and absent) or "bad"."""
 
     name: str
     status: str
@@ -30,14 +29,14 @@ class Check:
 
 
 def _python() -> tuple[str, str]:
-    fits = sys.version_info[:2] == (3, 11)
-    return "ok" if fits else "bad", f"{platform.python_version()} at {sys.executable}"
+    supported = sys.version_info[:2] == (3, 11)
+    return "ok" if supported else "bad", f"{platform.python_version()} at {sys.executable}"
 
 
 def _torch() -> tuple[str, str]:
     version = import_module("torch").__version__
-    fits = version.split("+")[0] == TORCH
-    return ("ok", version) if fits else ("bad", f"{version}, but {TORCH} is pinned")
+    pinned = version.split("+")[0] == TORCH
+    return ("ok", version) if pinned else ("bad", f"{version}, but {TORCH} is pinned")
 
 
 def _dgl() -> tuple[str, str]:
@@ -51,50 +50,37 @@ def _dgl() -> tuple[str, str]:
 
 
 def _extension() -> tuple[str, ...]:
-    """Which engine serves the ops on a CPU, and why; the rule is that of ops.py."""
-    wish = os.environ.get("METSELECT_BACKEND", "auto")
-    if wish not in BACKENDS:
-        return "bad", f"METSELECT_BACKEND is {wish!r}", f"unset it or use {', '.join(BACKENDS)}"
-    status, fault = _fault(wish)
-    if fault and wish == "native":
-        return "bad", f"{fault}; METSELECT_BACKEND=native insists on it, so the ops raise"
+    backends = import_module("metselect_dgl.backends")
+    choice = backends.requested()
+    if choice not in backends.CHOICES:
+        choices = ", ".join(backends.CHOICES)
+        return "bad", f"METSELECT_BACKEND is {choice!r}", f"unset it or use {choices}"
+    built, reason = backends.native_built(), backends.native_unavailable()
+    if reason and choice == "native":
+        return "bad", f"{reason}; METSELECT_BACKEND=native requires it, so importing the ops fails"
+    if choice in ("reference", "triton"):
+        return "off", f"{'built' if built else 'not built'}; {reason}", "unset METSELECT_BACKEND"
     threads = f"threads: {import_module('torch').get_num_threads()}"
-    plain = f"the pure PyTorch reference serves, {threads}"
-    if wish in ("reference", "triton"):
-        instead = plain if wish == "reference" else "not used"
-        detail = f"{fault or 'built'}; METSELECT_BACKEND={wish}: {instead}"
-        return "off", detail, "unset METSELECT_BACKEND"
-    if fault:
-        return status, f"{fault}; {plain} (METSELECT_BACKEND=native would raise)"
-    return "ok", f"built and serving, {threads}, from {import_module('metselect_dgl._C').__file__}"
-
-
-def _fault(wish: str) -> tuple[str, str]:
-    """(status, why the extension cannot serve), which is empty if it can. It is not imported where
-    it is not to serve, since importing it is what makes it serve."""
-    if find_spec("metselect_dgl._C") is None:
-        return "off", "not built"
-    if wish not in ("auto", "native"):
-        return "off", ""
-    try:
-        import_module("metselect_dgl._C")
-    except ImportError as error:
-        return "bad", f"built, but {error}"
-    return "ok", ""
+    if reason:
+        return "bad" if built else "off", f"{reason}; the ops run as plain torch, {threads}"
+    return "ok", f"built and used, {threads}, from {import_module('metselect_dgl._C').__file__}"
 
 
 def _triton() -> tuple[str, ...]:
-    # Not imported: the first import fixes for the whole process whether kernels are interpreted.
-    wish, interpreted = os.environ.get("METSELECT_BACKEND"), os.environ.get("TRITON_INTERPRET")
+    backends = import_module("metselect_dgl.backends")
+    choice = backends.requested()
     if find_spec("triton") is None:
-        return "bad" if wish == "triton" else "off", "not installed; its kernels are not used"
+        return "bad" if choice == "triton" else "off", "not installed; its kernels are not used"
     version = metadata.version("triton")
-    if import_module("torch").cuda.is_available() or (interpreted == "1" and wish == "triton"):
-        return "ok", version
-    if wish == "triton":
-        detail = f"{version}, but METSELECT_BACKEND=triton and no GPU is seen, so the ops raise"
-        return "bad", detail, "unset METSELECT_BACKEND, or set TRITON_INTERPRET=1 to try kernels"
-    return "ok", f"{version}; no GPU is seen, so only tests use it"
+    if choice == "triton":
+        try:
+            backends.check_requested()
+        except ImportError as error:
+            remedy = "unset METSELECT_BACKEND, or set TRITON_INTERPRET=1 to try kernels"
+            return "bad", f"{version}, but importing the ops fails: {error}", remedy
+    elif not import_module("torch").cuda.is_available():
+        return "ok", f"{version}; no GPU is visible, so only tests use it"
+    return "ok", version
 
 
 def _cuda() -> tuple[str, str]:
@@ -102,23 +88,23 @@ def _cuda() -> tuple[str, str]:
     if torch.version.cuda is None:
         return "off", f"torch {torch.__version__} is a build without CUDA"
     if not torch.cuda.is_available():
-        return "off", f"torch is built for CUDA {torch.version.cuda}, but no device is seen"
+        return "off", f"torch is built for CUDA {torch.version.cuda}, but no GPU is visible"
     device = torch.cuda.get_device_name()
     import_module("dgl")
     names = import_module("dgl._ffi.function").list_global_func_names()
     if "device_api.cuda" not in names:
-        return "off", f"{device} is seen by torch, but dgl is a CPU-only build"
+        return "off", f"torch sees {device}, but dgl is a CPU-only build"
     return "ok", f"{device}, CUDA {torch.version.cuda}"
 
 
 def _data(folder: str | os.PathLike | None) -> tuple[str, str]:
     folder = folder or os.environ.get("METSELECT_DATA")
     if not folder:
-        return "off", "METSELECT_DATA is not set; the embedded hop_chain and downloads serve"
+        return "off", "METSELECT_DATA is not set; hop_chain and downloads are available"
     if not Path(folder).is_dir():
         return "bad", f"{folder} is not a folder"
-    found = sorted(path.stem for path in Path(folder).glob("*.npz"))
-    return ("ok", f"{folder}: {', '.join(found)}") if found else ("bad", f"{folder} holds no .npz")
+    names = sorted(path.stem for path in Path(folder).glob("*.npz"))
+    return ("ok", f"{folder}: {', '.join(names)}") if names else ("bad", f"{folder} has no .npz")
 
 
 def _ogb() -> tuple[str, str]:
@@ -131,14 +117,14 @@ def _cache() -> tuple[str, str]:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
-        return "ok", f"{folder} can be written"
+        return "ok", f"{folder} is writable"
 
 
-def _probe(name: str, look: Callable[[], tuple[str, ...]], remedy: str) -> Check:
-    """Run one probe, which may know a better remedy; whatever it raises becomes a row."""
+def _check(name: str, probe: Callable[[], tuple[str, ...]], remedy: str) -> Check:
+    """Run one probe, which may return its own remedy; an exception becomes a row as well."""
     try:
-        status, detail, *better = look()
-        remedy = better[0] if better else remedy
+        status, detail, *own_remedy = probe()
+        remedy = own_remedy[0] if own_remedy else remedy
     except Exception as error:  # a broken wheel raises OSError, AttributeError, ... on import
         absent = isinstance(error, ModuleNotFoundError) and name not in REQUIRED
         status = "off" if absent else "bad"
@@ -147,43 +133,43 @@ def _probe(name: str, look: Callable[[], tuple[str, ...]], remedy: str) -> Check
 
 
 def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
-    """Look at everything the package can use; never raises.
+    """Check everything the package can use; never raises.
 
     Parameters
     ----------
     data_dir : path, optional
         The folder of .npz data sets; by default `METSELECT_DATA`.
     """
-    again = "delete .venv and run `make setup`, or `pip install"
+    reinstall = "delete .venv and run `make setup`, or `pip install"
     return [
-        _probe("python", _python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
-        _probe("torch", _torch, f"{again} torch=={TORCH}`"),
-        _probe("dgl", _dgl, f"{again} dgl==1.1.3 packaging`"),
-        _probe(
+        _check("python", _python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
+        _check("torch", _torch, f"{reinstall} torch=={TORCH}`"),
+        _check("dgl", _dgl, f"{reinstall} dgl==1.1.3 packaging`"),
+        _check(
             "extension",
             _extension,
             "results are the same without it; with a C++ compiler, in a checkout, "
             "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .` "
-            "builds it or says why not",
+            "builds it or reports the error",
         ),
-        _probe("triton", _triton, "it comes with the CUDA build of torch, on Linux"),
-        _probe(
+        _check("triton", _triton, "it comes with the CUDA build of torch, on Linux"),
+        _check(
             "cuda",
             _cuda,
-            f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3; the CPU serves",
+            f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3",
         ),
-        _probe(
+        _check(
             "data",
             lambda: _data(data_dir),
             "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets",
         ),
-        _probe("ogb", _ogb, "pip install 'metselect-dgl[ogb]'"),
-        _probe("cache", _cache, "set XDG_CACHE_HOME to a folder that can be written"),
+        _check("ogb", _ogb, "pip install 'metselect-dgl[ogb]'"),
+        _check("cache", _cache, "set XDG_CACHE_HOME to a folder that can be written"),
     ]
 
 
 def table(rows: list[Check]) -> str:
-    """The rows as aligned text, a remedy on an indented line of its own."""
+    """Return the rows as aligned text, each remedy on an indented line of its own."""
     width = max(len(row.name) for row in rows)
     lines = []
     for row in rows:
@@ -194,37 +180,36 @@ def table(rows: list[Check]) -> str:
 
 
 def exit_status(rows: list[Check]) -> int:
-    """1 if something required is broken, else 0."""
+    """Return 1 if a required row is bad, else 0."""
     return int(any(row.status == "bad" for row in rows if row.name in REQUIRED))
 
 
-def served() -> str:
-    """Which implementation serves each op on each device, and why not another."""
+def ops_table() -> str:
+    """Return the backend of each op on each device, and why other backends are not used."""
     try:
-        ops = import_module("metselect_dgl.ops")
-    except Exception as error:  # what is broken has a row above
-        return f"no op is served: {type(error).__name__}: {error}".splitlines()[0]
-    devices = "cpu", "cuda"
+        backends, ops = map(import_module, ("metselect_dgl.backends", "metselect_dgl.ops"))
+    except Exception as error:  # the cause has a row in the table of checks
+        return f"no op is available: {type(error).__name__}: {error}".splitlines()[0]
     width = max(map(len, ops.OPS))
     lines = [f"{'op':<{width}}  {'cpu':<9}  cuda"]
     for name in ops.OPS:
-        cpu, cuda = (ops.serving(name, device) for device in devices)
+        cpu, cuda = (ops.backend_of(name, device) for device in backends.DEVICES)
         lines.append(f"{name:<{width}}  {cpu:<9}  {cuda}")
-    for device in devices:
-        absent = ops.not_serving(device)
-        for engine in ("native", "triton"):
-            without = [name for name in ops.OPS if not ops.has(engine, name, device)]
-            if engine in absent:
-                lines.append(f"not {engine} on {device}: {absent[engine]}")
-            elif without:
-                lines.append(f"not {engine} on {device}: it has no {', '.join(without)}")
-    lines.append(f"METSELECT_BACKEND chooses: {', '.join(BACKENDS)}")
+    for device in backends.DEVICES:
+        unavailable = ops.unavailable(device)
+        for backend in ("native", "triton"):
+            missing = [name for name in ops.OPS if not backends.has_op(backend, name, device)]
+            if backend in unavailable:
+                lines.append(f"not {backend} on {device}: {unavailable[backend]}")
+            elif missing:
+                lines.append(f"not {backend} on {device}: no kernel for {', '.join(missing)}")
+    lines.append(f"METSELECT_BACKEND chooses: {', '.join(backends.CHOICES)}")
     return "\n".join(lines)
 
 
 def report(rows: list[Check]) -> str:
-    """What works, and who serves the ops."""
-    return f"{table(rows)}\n\n{served()}"
+    """Return the table of checks and the table of ops."""
+    return f"{table(rows)}\n\n{ops_table()}"
 
 
 def main(data_dir: str | os.PathLike | None = None) -> int:

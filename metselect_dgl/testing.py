@@ -24,7 +24,7 @@ class Case:
         """The rows of `index`."""
         return h if self.index is None else h[self.index]
 
-    def metric(self, shrinkage: str | float = "auto") -> dict:
+    def metric(self, shrinkage: str | float = "oas") -> dict:
         """Means, factors and valid classes of the picked rows, in the dtype of the layers."""
         moments = MF.moments(self.layers, self.labels, self.n_classes, index=self.index)
         dtype = self.layers[0].dtype

@@ -17,8 +17,8 @@ assert ops.NATIVE, "the extension cannot be imported"
 print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, GPUs: {torch.cuda.device_count()}")
 for name in ops.OPS:
     if ops.compiled(name, torch.device("cuda")):
-        print(f"metselect::{name} has a CUDA kernel: {ops.serving(name, 'cuda')}")
-built = ops.serving("moments", "cuda") == "native"
+        print(f"metselect::{name} has a CUDA kernel: {ops.backend_of(name, 'cuda')}")
+built = ops.backend_of("moments", "cuda") == "native"
 raise SystemExit(None if built else "moments has no CUDA kernel: the CUDA part was not built")
 """
 

@@ -138,7 +138,7 @@ def modules(package: str) -> list[str]:
 
 
 EXAMPLES = [
-    "metselect_dgl.functional",
+    *modules("metselect_dgl.functional"),
     *modules("metselect_dgl.nn"),
     *modules("metselect_dgl.data"),
 ]
@@ -162,8 +162,8 @@ def test_there_are_examples():
         if test.examples
     }
     assert {
-        "metselect_dgl.functional.Moments",
-        "metselect_dgl.functional.class_distances",
+        "metselect_dgl.functional.moments.Moments",
+        "metselect_dgl.functional.head.class_distances",
         "metselect_dgl.nn.backbones.GAT",
         "metselect_dgl.nn.backbones.GCN",
         "metselect_dgl.nn.backbones.GIN",

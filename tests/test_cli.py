@@ -346,7 +346,7 @@ ERRORS = {
     "train --split 10": "split 10 of hop_chain: it has splits 0 to 9",
     "train --rule largest": "rule is 'largest'; use one of confidence",
     "train --shrinkage 2": "shrinkage is 2.0; a number must be between 0 and 1",
-    "train --shrinkage lots": "shrinkage is 'lots'; use 'auto'",
+    "train --shrinkage lots": "shrinkage is 'lots'; use 'oas'",
     "train --backbone gat --heads 7": "64 features does not divide by 7 heads",
     "train --dropout 2": "dropout",
     "train --data-dir nowhere --dataset mine": "data folder 'nowhere' does not exist",
@@ -484,6 +484,12 @@ def test_config_of_another_file(tmp_path, text, seen):
     with pytest.raises(ValueError, match=re.escape(f"{path} is not a run's settings")) as caught:
         Config.load(path)
     assert seen in str(caught.value)
+
+
+def test_config_with_the_former_name_of_the_default_shrinkage(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("shrinkage: auto\n")
+    assert Config.load(path) == Config()
 
 
 def test_differences_of_configs():

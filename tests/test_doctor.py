@@ -1,4 +1,4 @@
-"""The doctor names every part, never crashes, and gives a remedy for whatever is not ok."""
+"""The doctor lists every part, never raises, and gives a remedy for each row that is not ok."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from metselect_dgl import doctor, ops
+from metselect_dgl import backends, doctor, ops
 
 NAMES = ["python", "torch", "dgl", "extension", "triton", "cuda", "data", "ogb", "cache"]
 
@@ -23,7 +23,7 @@ def row(name, **kwargs):
     return next(check for check in doctor.checks(**kwargs) if check.name == name)
 
 
-def test_every_row_is_there_and_what_is_not_ok_has_a_remedy():
+def test_all_rows_are_listed_and_rows_not_ok_have_a_remedy():
     rows = doctor.checks()
     assert [check.name for check in rows] == NAMES
     for check in rows:
@@ -33,7 +33,7 @@ def test_every_row_is_there_and_what_is_not_ok_has_a_remedy():
 
 
 @pytest.mark.parametrize("name", ["python", "torch", "dgl", "cache"])
-def test_works_where_the_tests_run(name):
+def test_required_rows_are_ok_here(name):
     assert row(name).status == "ok"
 
 
@@ -58,39 +58,50 @@ def test_missing_module(monkeypatch, module, name, status, code):
 
 
 @pytest.mark.parametrize(
-    ("wish", "built", "status", "words"),
+    ("choice", "built", "status", "detail"),
     [
-        ("auto", True, "ok", "built and serving, threads: 1, from "),
-        ("native", True, "ok", "built and serving"),
-        ("reference", True, "off", "built; METSELECT_BACKEND=reference: the pure PyTorch refer"),
-        ("reference", False, "off", "not built; METSELECT_BACKEND=reference: the pure PyTorch"),
-        ("auto", False, "off", "not built; the pure PyTorch reference serves, threads: 1 (METS"),
-        ("native", False, "bad", "not built; METSELECT_BACKEND=native insists on it, so the ops"),
-        ("triton", True, "off", "built; METSELECT_BACKEND=triton: not used"),
+        ("auto", True, "ok", "built and used, threads: 1, from _C.so"),
+        ("native", True, "ok", "built and used, threads: 1, from _C.so"),
+        ("reference", True, "off", "built; METSELECT_BACKEND=reference"),
+        ("reference", False, "off", "not built; METSELECT_BACKEND=reference"),
+        (
+            "auto",
+            False,
+            "off",
+            "the extension is not built; the ops run as plain torch, th",
+        ),
+        (
+            "native",
+            False,
+            "bad",
+            "the extension is not built; METSELECT_BACKEND=native requires",
+        ),
+        ("triton", True, "off", "built; METSELECT_BACKEND=triton"),
         ("gpu", True, "bad", "METSELECT_BACKEND is 'gpu'"),
     ],
 )
-def test_engine(monkeypatch, wish, built, status, words):
+def test_extension(monkeypatch, choice, built, status, detail):
     module = SimpleNamespace(__file__="_C.so", __spec__="found") if built else None
     monkeypatch.setitem(sys.modules, "metselect_dgl._C", module)
-    monkeypatch.setenv("METSELECT_BACKEND", wish)
+    monkeypatch.setenv("METSELECT_BACKEND", choice)
     found = row("extension")
     assert found.status == status
-    assert found.detail.startswith(words)
-    assert ("unset" in found.remedy) == (wish in ("reference", "triton", "gpu"))
+    assert found.detail.startswith(detail)
+    assert ("unset" in found.remedy) == (choice in ("reference", "triton", "gpu"))
 
 
-def test_engine_that_cannot_be_imported(monkeypatch):
+def test_extension_that_cannot_be_imported(monkeypatch):
     def broken(name):
         if name == "metselect_dgl._C":
             raise ImportError("_C.so: undefined symbol: f")
-        return SimpleNamespace(get_num_threads=lambda: 2)
 
     monkeypatch.setitem(sys.modules, "metselect_dgl._C", SimpleNamespace(__spec__="found"))
-    monkeypatch.setattr(doctor, "import_module", broken)
+    monkeypatch.setattr(backends, "import_module", broken)
     found = row("extension")
     assert found.status == "bad"
-    assert found.detail.startswith("built, but _C.so: undefined symbol: f; the pure PyTorch refer")
+    assert found.detail.startswith(
+        "the extension cannot be imported (_C.so: undefined symbol: f); the ops run as plain torch"
+    )
     assert "pip install" in found.remedy
 
 
@@ -126,7 +137,7 @@ def gpu(functions):
 
 def test_gpu_with_cpu_only_dgl(monkeypatch):
     monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu"]))
-    assert doctor._cuda() == ("off", "H100 is seen by torch, but dgl is a CPU-only build")
+    assert doctor._cuda() == ("off", "torch sees H100, but dgl is a CPU-only build")
 
 
 def test_gpu(monkeypatch):
@@ -137,7 +148,7 @@ def test_gpu(monkeypatch):
 def test_data(monkeypatch, tmp_path):
     assert row("data").status == "off"
     assert row("data", data_dir=tmp_path / "none").status == "bad"
-    assert row("data", data_dir=tmp_path).detail.endswith("holds no .npz")
+    assert row("data", data_dir=tmp_path).detail.endswith("has no .npz")
     (tmp_path / "texas.npz").touch()
     (tmp_path / "cora.npz").touch()
     assert row("data", data_dir=tmp_path).detail == f"{tmp_path}: cora, texas"
@@ -145,7 +156,7 @@ def test_data(monkeypatch, tmp_path):
     assert row("data").status == "ok"
 
 
-def test_cache_that_cannot_be_written(monkeypatch, tmp_path):
+def test_cache_that_is_not_writable(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     rows = doctor.checks()
@@ -166,52 +177,54 @@ def test_table_is_aligned():
 def test_report_begins_with_the_table():
     lines = doctor.report(doctor.checks()).splitlines()
     assert lines[0].startswith("python     ok   3.11")
-    assert lines[-1] == f"METSELECT_BACKEND chooses: {', '.join(ops.BACKENDS)}"
+    assert lines[-1] == f"METSELECT_BACKEND chooses: {', '.join(backends.CHOICES)}"
 
 
 @pytest.mark.parametrize(
-    ("wish", "interpreted", "status"),
+    ("choice", "interpreted", "status"),
     [("auto", "0", "ok"), ("triton", "1", "ok"), ("triton", "0", "bad")],
 )
-def test_triton(monkeypatch, wish, interpreted, status):
+def test_triton(monkeypatch, choice, interpreted, status):
     pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setenv("METSELECT_BACKEND", wish)
+    monkeypatch.setenv("METSELECT_BACKEND", choice)
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     assert row("triton").status == status
 
 
-def test_what_an_engine_lacks_is_said(monkeypatch):
-    monkeypatch.setattr(ops, "not_serving", lambda device: {})
-    lines = doctor.served().splitlines()
-    assert any(line.startswith("not triton on cuda: it has no moments, white") for line in lines)
-    assert any(line.startswith("not native on cuda: it has no whitening, ") for line in lines)
+def test_ops_that_a_backend_has_no_kernel_for_are_listed(monkeypatch):
+    monkeypatch.setattr(ops, "unavailable", lambda device: {})
+    lines = doctor.ops_table().splitlines()
+    (triton,) = (line for line in lines if line.startswith("not triton on cuda: no kernel for "))
+    (native,) = (line for line in lines if line.startswith("not native on cuda: no kernel for "))
+    assert "moments" in triton and "whitening" in triton and "select_layer" not in triton
+    assert "whitening" in native and "moments" not in native
     assert not any(line.startswith("not native on cpu") for line in lines)
 
 
-def said(**variables: str) -> list[str]:
-    """The lines about the ops, in a process of its own."""
+def ops_lines(**variables: str) -> list[str]:
+    """Return the lines about the ops from a new process."""
     command = [sys.executable, "-P", doctor.__file__]
     environment = {**os.environ, "DGLBACKEND": "pytorch", **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stdout.partition("\n\n")[2].splitlines()
 
 
-def test_says_who_serves_each_op():
-    lines = said(METSELECT_BACKEND="reference")
+def test_backend_of_each_op():
+    lines = ops_lines(METSELECT_BACKEND="reference")
     table, reasons = lines[1 : 1 + len(ops.OPS)], lines[1 + len(ops.OPS) : -1]
     assert [line.split() for line in table] == [[op, "reference", "reference"] for op in ops.OPS]
     assert reasons == [
-        f"not {engine} on {device}: METSELECT_BACKEND=reference"
+        f"not {backend} on {device}: METSELECT_BACKEND=reference"
         for device in ("cpu", "cuda")
-        for engine in ("native", "triton")
+        for backend in ("native", "triton")
     ]
     expected = ["moments", "native" if ops.NATIVE else "reference", "reference"]
-    assert said(METSELECT_BACKEND="auto")[1].split() == expected
-    (line,) = said(METSELECT_BACKEND="gpu")
-    assert line.startswith("no op is served: ValueError: METSELECT_BACKEND is 'gpu'")
+    assert expected in [line.split() for line in ops_lines(METSELECT_BACKEND="auto")]
+    (line,) = ops_lines(METSELECT_BACKEND="gpu")
+    assert line.startswith("no op is available: ValueError: METSELECT_BACKEND is 'gpu'")
 
 
-def test_speaks_without_any_package(tmp_path):
+def test_runs_without_any_package(tmp_path):
     """Isolated from site-packages, as on a machine where nothing is installed."""
     command = [sys.executable, "-I", "-S", doctor.__file__]
     done = subprocess.run(command, capture_output=True, text=True)

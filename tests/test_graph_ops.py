@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from metselect_dgl import ops, reference
+from metselect_dgl.functional import graph
 from metselect_dgl.nn.adjacency import SparseRows
+from metselect_dgl.ops.neighbour_sum import NeighbourSum
 from metselect_dgl.testing import assert_close, compressed_edges, gradients
 
 OPS = torch.ops.metselect
@@ -53,8 +55,33 @@ def test_neighbour_sum_gradient():
     s, t = (torch.rand(n, generator=draw, dtype=torch.float64) for n in (9, 7))
     h = torch.randn(9, 3, generator=draw, dtype=torch.float64, requires_grad=True)
     more = torch.randn(7, 3, generator=draw, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda h, m: OPS.neighbour_sum(*csr, s, t, h, m), (h, more))
-    assert torch.autograd.gradcheck(lambda h: OPS.neighbour_sum(*csr, None, None, h, None), h)
+    assert torch.autograd.gradcheck(
+        lambda h, more: NeighbourSum.apply(h, more, *csr, s, t), (h, more)
+    )
+    assert torch.autograd.gradcheck(lambda h: NeighbourSum.apply(h, None, *csr, None, None)[0], h)
+
+
+def sum_and_second_use(h, csr):
+    """Return two results of neighbour_sum: of the sums and of the returned features."""
+    sums, again = graph.neighbour_sum(*csr[:4], h)
+    return sums.square().sum(), (again * again).sum()
+
+
+def test_gradient_of_a_second_use_is_merged():
+    csr, dense = edges(7, 9, 30)
+    h = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(sum(sum_and_second_use(h, csr)), h)
+    torch.testing.assert_close(gradient, 2 * dense.T @ dense @ h + 2 * h)
+    assert torch.autograd.gradcheck(lambda h: sum_and_second_use(h, csr), h)
+    assert torch.autograd.gradgradcheck(lambda h: sum_and_second_use(h, csr), h)
+
+
+def test_neighbour_sum_compiles_into_one_graph():
+    csr, _ = edges(7, 9, 30)
+    h = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    compiled = torch.compile(sum_and_second_use, backend="aot_eager", fullgraph=True)
+    gradients = (torch.autograd.grad(sum(f(h, csr)), h) for f in (compiled, sum_and_second_use))
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.skipif(

@@ -1,6 +1,7 @@
-"""Imports point down: read from the source, so that a lazy import counts as well."""
+"""Imports point down. They are read from the source, so lazy imports count as well."""
 
 import ast
+import os
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -10,47 +11,49 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "metselect_dgl"
-# From below to above; a part may import its own row and what is below it.
+# From bottom to top; a part may import its own row and the rows below it.
 LAYERS = (
     ("_C", "atomic_file", "kernels", "reference"),
     ("ops",),
-    ("checks", "convolution", "functional"),
+    ("checks", "functional"),
     ("nn", "testing"),
     ("config", "data", "plots"),
     ("train",),
     ("experiments",),
     ("__main__", "cli"),
 )
-ALONE = ("__init__", "doctor")  # import nothing of the package; anyone may import them
+# Import the standard library only, so that the doctor runs where nothing else can be imported.
+STANDALONE = ("__init__", "backends", "doctor")
 HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
-HEIGHT |= dict.fromkeys(ALONE, -1)
-ENGINES = {"_C", "kernels", "reference"}
-BORROWED = {"log_odds"}  # what functional may take from reference
+HEIGHT |= dict.fromkeys(STANDALONE, -1)
+BACKENDS = {"_C", "kernels", "reference"}
+REEXPORTED = {"log_odds"}  # that functional may import from reference
 
 
 def part_of(path: str) -> str:
-    """`nn` of `metselect_dgl/nn/model.py`; kernels/ is installed below the package."""
+    """Return `nn` for `metselect_dgl/nn/model.py`; kernels/ is installed below the package."""
     first, *rest = path.removesuffix(".py").split("/")
     return first if first != PACKAGE else rest[0]
 
 
 def imports(path: str, source: str) -> list[tuple[str, str]]:
-    """(module, name) of every import in a file, relative ones resolved; name "" for a module."""
+    """Return (module, name) of every import in a file, relative ones resolved; name "" for a
+    module."""
     package = path.removesuffix(".py").split("/")[:-1]
     package = package if package[0] == PACKAGE else [PACKAGE, *package]
-    found = []
+    pairs = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
+            pairs += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            found += [(module, alias.name) for alias in node.names]
-    return found
+            pairs += [(module, alias.name) for alias in node.names]
+    return pairs
 
 
 def inner(module: str, name: str) -> str | None:
-    """The part of the package that an import reaches, None if it is outside."""
+    """Return the part of the package that an import reaches, None outside the package."""
     first, *rest = module.split(".")
     if first != PACKAGE:
         return None
@@ -58,29 +61,31 @@ def inner(module: str, name: str) -> str | None:
 
 
 def violations(path: str, source: str) -> list[str]:
-    """What a file imports and must not."""
+    """Return the imports of a file that the layering forbids."""
     part = part_of(path)
     if part not in HEIGHT:
         return [f"{path}: {part} has no place in LAYERS"]
-    found = []
+    faults = []
     for module, name in imports(path, source):
         target, outer = inner(module, name), module.split(".")[0]
         what = f"{path}: {module} {name}".rstrip()
         if target is not None and target not in HEIGHT:
-            found.append(f"{what} has no place in LAYERS")
+            faults.append(f"{what} has no place in LAYERS")
         elif target is not None and target != part:
-            if part in ALONE or HEIGHT[target] > HEIGHT[part]:
-                found.append(f"{what} is above it")
-            borrowed = (part, target) == ("functional", "reference") and name in BORROWED
-            if target in ENGINES and part != "ops" and not borrowed:
-                found.append(f"{what} is an engine")
+            if HEIGHT[target] > HEIGHT[part] or (part in STANDALONE and target not in STANDALONE):
+                faults.append(f"{what} is above it")
+            reexported = (part, target) == ("functional", "reference") and name in REEXPORTED
+            if target in BACKENDS and part != "ops" and not reexported:
+                faults.append(f"{what} is a backend")
+        if target is None and part in STANDALONE and outer not in sys.stdlib_module_names:
+            faults.append(f"{what} is not in the standard library")
         if outer == "dgl" and HEIGHT[part] < HEIGHT["nn"]:
-            found.append(f"{what} is for nn and above")
+            faults.append(f"{what} is for nn and above")
         if outer == "triton" and part != "kernels":
-            found.append(f"{what} is for kernels")
+            faults.append(f"{what} is for kernels")
         if part == "reference" and outer != "torch":
-            found.append(f"{what} is not torch")
-    return found
+            faults.append(f"{what} is not torch")
+    return faults
 
 
 def sources() -> dict[str, str]:
@@ -94,11 +99,11 @@ def test_imports_point_down(path, source):
 
 
 def check_no_cycle(files: dict[str, str]) -> None:
-    """Raises CycleError if parts import each other."""
+    """Raise CycleError if parts import each other."""
     graph = {part: set() for part in HEIGHT}
     for path, source in files.items():
         part = part_of(path)
-        graph[part] |= {inner(*one) for one in imports(path, source)} - {None, part}
+        graph[part] |= {inner(*pair) for pair in imports(path, source)} - {None, part}
     TopologicalSorter(graph).prepare()
 
 
@@ -106,7 +111,7 @@ def test_no_two_parts_import_each_other():
     check_no_cycle(sources())
 
 
-def test_a_cycle_is_seen():
+def test_a_cycle_is_reported():
     with pytest.raises(CycleError):
         check_no_cycle(
             {
@@ -118,8 +123,8 @@ def test_a_cycle_is_seen():
 
 BAD = {
     "up": ("metselect_dgl/nn/model.py", "from ..train import train", "above"),
-    "up-by-name": ("metselect_dgl/functional.py", "from . import nn", "above"),
-    "up-absolute": ("metselect_dgl/ops.py", "import metselect_dgl.functional", "above"),
+    "up-by-name": ("metselect_dgl/functional/head.py", "from .. import nn", "above"),
+    "up-absolute": ("metselect_dgl/ops/moments.py", "import metselect_dgl.functional", "above"),
     "up-absolute-from": ("metselect_dgl/data/npz.py", "from metselect_dgl import cli", "above"),
     "up-lazily": (
         "metselect_dgl/train/run.py",
@@ -127,25 +132,37 @@ BAD = {
         "above",
     ),
     "up-from-kernels": ("kernels/moments.py", "from ..ops import OPS", "above"),
+    "up-from-registry": (
+        "metselect_dgl/ops/registry.py",
+        "from ..functional import graph",
+        "above",
+    ),
     "doctor": ("metselect_dgl/doctor.py", "from .config import Config", "above"),
+    "backends": ("metselect_dgl/backends.py", "from .ops import OPS", "above"),
+    "backends-with-torch": ("metselect_dgl/backends.py", "import torch", "standard library"),
+    "doctor-with-dgl": ("metselect_dgl/doctor.py", "def f():\n    import dgl", "standard library"),
     "package": ("metselect_dgl/__init__.py", "from . import nn", "above"),
-    "dgl-below": ("metselect_dgl/functional.py", "import dgl.function as fn", "nn and above"),
+    "dgl-below": ("metselect_dgl/functional/graph.py", "import dgl.function as fn", "nn and above"),
     "dgl-in-checks": ("metselect_dgl/checks.py", "from dgl import DGLGraph", "nn and above"),
-    "triton": ("metselect_dgl/ops.py", "import triton.language as tl", "kernels"),
-    "engine-in-nn": ("metselect_dgl/nn/losses.py", "from ..reference import log_odds", "engine"),
-    "engine-lazily": (
-        "metselect_dgl/functional.py",
-        "def f():\n    from . import kernels",
-        "engine",
+    "triton": ("metselect_dgl/ops/__init__.py", "import triton.language as tl", "kernels"),
+    "backend-in-nn": ("metselect_dgl/nn/losses.py", "from ..reference import log_odds", "backend"),
+    "backend-lazily": (
+        "metselect_dgl/functional/head.py",
+        "def f():\n    from .. import kernels",
+        "backend",
     ),
-    "engine-binary": ("metselect_dgl/train/run.py", "from .. import _C", "engine"),
-    "engine-deep": ("metselect_dgl/nn/a.py", "from ..kernels.moments import m", "engine"),
-    "more-than-borrowed": (
-        "metselect_dgl/functional.py",
-        "from .reference import TILE, moments",
-        "engine",
+    "backend-binary": ("metselect_dgl/train/run.py", "from .. import _C", "backend"),
+    "backend-deep": ("metselect_dgl/nn/a.py", "from ..kernels.moments import m", "backend"),
+    "more-than-reexported": (
+        "metselect_dgl/functional/moments.py",
+        "from ..reference import TILE, moments",
+        "backend",
     ),
-    "all-of-reference": ("metselect_dgl/functional.py", "from . import reference", "engine"),
+    "all-of-reference": (
+        "metselect_dgl/functional/__init__.py",
+        "from .. import reference",
+        "backend",
+    ),
     "reference-with-numpy": ("metselect_dgl/reference.py", "import numpy", "not torch"),
     "reference-with-os": ("metselect_dgl/reference.py", "from os import path", "not torch"),
     "reference-with-checks": ("metselect_dgl/reference.py", "from . import checks", "above"),
@@ -155,10 +172,10 @@ BAD = {
 
 
 @pytest.mark.parametrize(("path", "source", "message"), BAD.values(), ids=BAD)
-def test_a_violation_is_seen(path, source, message):
-    (found, *_) = violations(path, source)
-    assert path in found
-    assert message in found
+def test_a_violation_is_reported(path, source, message):
+    (fault, *_) = violations(path, source)
+    assert path in fault
+    assert message in fault
 
 
 GOOD = {
@@ -166,8 +183,13 @@ GOOD = {
     "own-part": ("metselect_dgl/nn/model.py", "from .heads import Selection"),
     "down": ("metselect_dgl/experiments/grid.py", "from ..config import Config"),
     "far-down": ("metselect_dgl/nn/heads.py", "from .. import functional as MF"),
-    "engines-in-ops": ("metselect_dgl/ops.py", "from . import _C, kernels, reference"),
-    "borrowed": ("metselect_dgl/functional.py", "from .reference import log_odds"),
+    "backends-in-ops": (
+        "metselect_dgl/ops/__init__.py",
+        "from .. import _C, backends, kernels, reference",
+    ),
+    "own-package": ("metselect_dgl/ops/moments.py", "from .registry import Op"),
+    "standalone": ("metselect_dgl/doctor.py", "def f():\n    from . import backends"),
+    "reexported": ("metselect_dgl/functional/__init__.py", "from ..reference import log_odds"),
     "dgl": ("metselect_dgl/nn/ndls.py", "import dgl"),
     "dgl-above": ("metselect_dgl/train/evaluate.py", "import dgl"),
     "triton": ("kernels/moments.py", "import triton\nfrom .tiles import load"),
@@ -177,12 +199,12 @@ GOOD = {
 
 
 @pytest.mark.parametrize(("path", "source"), GOOD.values(), ids=GOOD)
-def test_what_is_allowed(path, source):
+def test_allowed_imports(path, source):
     assert violations(path, source) == []
 
 
-def test_the_maths_and_the_doctor_need_no_dgl():
-    """In a process of its own, where importing DGL is an error."""
+def test_functional_and_doctor_need_no_dgl():
+    """In a new process, where importing DGL is an error."""
     code = (
         "import sys; sys.modules['dgl'] = None\n"
         "import torch, metselect_dgl.cli, metselect_dgl.functional as MF\n"
@@ -192,3 +214,18 @@ def test_the_maths_and_the_doctor_need_no_dgl():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[1.0, 1.0]\n"
+
+
+def test_backends_need_no_torch():
+    """In a new process, where importing torch is an error."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from metselect_dgl import backends\n"
+        "print(backends.requested(), backends.triton_unavailable('cpu') != '')"
+    )
+    environment = os.environ | {"METSELECT_BACKEND": "reference"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "reference True\n"

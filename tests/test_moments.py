@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
+from metselect_dgl.functional.moments import sampled_means
 from metselect_dgl.reference import TILE
 from metselect_dgl.testing import assert_close, make_case
 
@@ -183,7 +184,7 @@ def test_of_a_linear_image():
 def test_half_layers_are_summed_in_the_dtype_of_the_shifts(dtype):
     case = make_case(90, (5,), dtype=torch.float32)
     half = [h.to(dtype) for h in case.layers]
-    shifts = MF._sampled_means(half, case.labels, 4, [None])
+    shifts = sampled_means(half, case.labels, 4, [None])
     assert shifts[0].dtype == torch.float32
     _, *ours = reference.moments(half, case.labels, [None], shifts)
     _, *same = reference.moments([h.float() for h in half], case.labels, [None], shifts)

@@ -1,4 +1,4 @@
-"""The compiled CPU engine against the reference, and who serves when."""
+"""The compiled extension against the reference, and when it is used."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ OPS = torch.ops.metselect
 
 
 def python(code: str, backend: str) -> subprocess.CompletedProcess:
-    """Run `code` in a new process that wants `backend`."""
+    """Run `code` in a new process with METSELECT_BACKEND=`backend`."""
     environment = os.environ | {"METSELECT_BACKEND": backend}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -51,7 +51,7 @@ def test_a_request_that_cannot_be_met_raises():
     hidden = "import sys; sys.modules['metselect_dgl._C'] = None; import metselect_dgl.ops"
     done = python(hidden, "native")
     assert done.returncode != 0
-    assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
+    assert "METSELECT_BACKEND=native, but the extension is not built" in done.stderr
     assert python(hidden, "auto").returncode == 0
     assert (
         "use one of auto, native, reference, triton"

@@ -1,5 +1,5 @@
-"""The Triton kernels: interpreted in a process of its own, compiled for GPUs that are not here,
-and who serves when."""
+"""The Triton kernels: interpreted in a new process, compiled for GPUs that are not present, and
+when they are used."""
 
 import os
 import re
@@ -89,24 +89,25 @@ class TestAheadOfTime:
         assert ahead.resources(large, "sm_80")["spills"] > 0
 
 
-def served(**variables: str) -> subprocess.CompletedProcess:
+def backends_of_two_ops(**variables: str) -> subprocess.CompletedProcess:
+    """Print the backends of select_layer and moments on cpu and cuda, and if triton is imported."""
     code = (
         "from metselect_dgl import ops; import sys\n"
-        "print(*(ops.serving(name, device) for name in ('select_layer', 'moments')"
+        "print(*(ops.backend_of(name, device) for name in ('select_layer', 'moments')"
         " for device in ('cpu', 'cuda')), 'triton' in sys.modules)"
     )
     return python("-c", code, **variables)
 
 
-def test_interpreted_kernels_serve_the_cpu_on_request():
-    done = served(METSELECT_BACKEND="triton", TRITON_INTERPRET="1")
+def test_interpreted_kernels_are_used_on_the_cpu_on_request():
+    done = backends_of_two_ops(METSELECT_BACKEND="triton", TRITON_INTERPRET="1")
     assert done.stdout.split() == ["triton", "reference", "reference", "reference", "False"]
-    usual = served(METSELECT_BACKEND="auto", TRITON_INTERPRET="1").stdout.split()
-    assert "triton" not in usual[::2]
+    default = backends_of_two_ops(METSELECT_BACKEND="auto", TRITON_INTERPRET="1")
+    assert "triton" not in default.stdout.split()[::2]
 
 
 def test_a_request_that_cannot_be_met_raises():
-    done = served(METSELECT_BACKEND="triton")
+    done = backends_of_two_ops(METSELECT_BACKEND="triton")
     assert "METSELECT_BACKEND=triton, but" in done.stderr
     assert "TRITON_INTERPRET=1 runs its kernels on a CPU" in done.stderr
     hidden = "import sys; sys.modules['triton'] = None; import metselect_dgl.ops"
@@ -114,13 +115,13 @@ def test_a_request_that_cannot_be_met_raises():
     assert "METSELECT_BACKEND=triton, but triton is not installed" in done.stderr
 
 
-def test_kernels_serve_a_torch_with_cuda():
-    """The build of torch here has none: it is told that it has."""
+def test_kernels_are_used_with_a_cuda_build_of_torch():
+    """The build of torch here has no CUDA; its version is set as if it had."""
     code = (
         "import torch; torch.version.cuda = '13.0'\n"
         "from metselect_dgl import ops; import sys\n"
-        "print(ops.serving('class_distances', 'cuda'), ops.serving('whitening', 'cuda'),"
-        " ops.not_serving('cuda'), 'triton' in sys.modules)"
+        "print(ops.backend_of('class_distances', 'cuda'), ops.backend_of('whitening', 'cuda'),"
+        " ops.unavailable('cuda'), 'triton' in sys.modules)"
     )
     done = python("-c", code, METSELECT_BACKEND="auto")
     assert done.stdout.startswith("triton reference {'native':"), done.stderr

@@ -22,7 +22,7 @@ def shrunk(covariance: np.ndarray, rho: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [12, 63, 400], ids=["fewer-than-D", "about-D", "many"])
-@pytest.mark.parametrize("kind", ["auto", "oas", "ledoit_wolf"])
+@pytest.mark.parametrize("kind", ["oas", "ledoit_wolf"])
 def test_shrinkage_is_scikit_learns(kind, n):
     case = make_case(n)
     moments, rows = centred(case)
@@ -54,7 +54,7 @@ def test_by_hand():
     assert factor.item() == pytest.approx(0.5, rel=1e-6)
 
 
-@pytest.mark.parametrize("shrinkage", ["auto", 0.0])
+@pytest.mark.parametrize("shrinkage", ["oas", 0.0])
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
 @pytest.mark.parametrize("kind", ["collinear", "dead", "fewer-nodes-than-dimensions"])
 def test_degenerate_layers_stay_finite(kind, scale, shrinkage):
@@ -100,7 +100,7 @@ def test_one_node_a_class():
     assert dist2.argmin(1).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.5, "lasso", True, None])
+@pytest.mark.parametrize("value", [-0.1, 1.5, "lasso", "auto", True, None])
 def test_unknown_shrinkage(value):
     moments, _ = centred(make_case(30))
     with pytest.raises(ValueError, match="shrinkage"):

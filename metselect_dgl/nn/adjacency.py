@@ -6,7 +6,7 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor
 
-from .. import convolution as MC
+from ..functional import graph as MG
 
 
 class Adjacency(NamedTuple):
@@ -43,7 +43,7 @@ class Adjacency(NamedTuple):
         return cls(indptr, indices.int(), back_indptr, *small, degrees, out_degrees)
 
     def neighbour_sum(self, feat: Tensor, *, normalized: bool = False) -> tuple[Tensor, Tensor]:
-        """(A h, h), or D^{-1/2} A D^{-1/2} h; see :func:`metselect_dgl.convolution.neighbour_sum`.
+        """(A h, h), or D^{-1/2} A D^{-1/2} h; see `metselect_dgl.functional.graph.neighbour_sum`.
 
         A node without edges counts as if it had one.
         """
@@ -51,7 +51,7 @@ class Adjacency(NamedTuple):
         if normalized:
             ends = ("source_scale", self.out_degrees), ("target_scale", self.in_degrees)
             scales = {name: d.clamp(min=1).to(feat.dtype).rsqrt() for name, d in ends}
-        return MC.neighbour_sum(*self[:4], feat, **scales)
+        return MG.neighbour_sum(*self[:4], feat, **scales)
 
 
 class SparseRows(NamedTuple):
@@ -81,14 +81,14 @@ class SparseRows(NamedTuple):
     @classmethod
     def if_sparse(cls, matrix: Tensor) -> "SparseRows | None":
         """Where that is faster than a dense product."""
-        if not MC.compiled(matrix.device) or 16 * matrix.count_nonzero() > matrix.numel():
+        if not MG.compiled(matrix.device) or 16 * matrix.count_nonzero() > matrix.numel():
             return None
         return cls.of(matrix)
 
     def times(self, weight: Tensor) -> Tensor:
         """The product with a dense [F, D]."""
         edges, (weights, back_weights) = self[:4], self[4:]
-        return MC.neighbour_sum(*edges, weight, weights=weights, back_weights=back_weights)[0]
+        return MG.neighbour_sum(*edges, weight, weights=weights, back_weights=back_weights)[0]
 
 
 def _pointers(counts: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dgl import DGLGraph
 from dgl.nn import GATConv, GINConv, GraphConv
 from torch import Tensor, nn
 
-from .. import convolution as MC
+from ..functional import graph as MG
 from .adjacency import Adjacency, SparseRows
 from .backbone import Backbone
 from .layers import Layer
@@ -48,7 +48,7 @@ class GCN(Backbone):
         return average(graph, feat.detach())
 
     def transform(self, conv: nn.Module, propagated: Tensor, own: Layer) -> Tensor:
-        return MC.linear_relu(propagated, conv.weight, conv.bias)
+        return MG.linear_relu(propagated, conv.weight, conv.bias)
 
     def fused_conv(self, conv, edges, h, index):
         rows, (wide, narrow) = self.features(conv, h), conv.weight.shape
@@ -109,7 +109,7 @@ class GAT(Backbone):
         feat = _product(rows, conv.fc.weight.T).view(len(h), self.heads, -1)
         target = target if index is None else target[index]
         slope = conv.leaky_relu.negative_slope
-        out = MC.attention_sum(*edges[:5], feat, source, target, slope=slope)
+        out = MG.attention_sum(*edges[:5], feat, source, target, slope=slope)
         return torch.relu(out.flatten(1) + conv.bias), h
 
 
@@ -162,8 +162,8 @@ class GIN(Backbone):
     def transform(self, conv: nn.Module, summed: Tensor, own: Layer) -> Tensor:
         inner, _, _, outer = conv.apply_func
         if not self.batch_norm and not _counts(conv.eps):
-            h = MC.linear_relu(summed, inner.weight.T, inner.bias)
-            return MC.linear_relu(h, outer.weight.T, outer.bias)
+            h = MG.linear_relu(summed, inner.weight.T, inner.bias)
+            return MG.linear_relu(h, outer.weight.T, outer.bias)
         image = own.rows() @ inner.weight.T if _counts(conv.eps) else None
         return self._after_weights(conv, summed @ inner.weight.T, image)
 
@@ -173,7 +173,7 @@ class GIN(Backbone):
         h = summed + inner.bias
         if _counts(conv.eps):
             h = h + conv.eps * own
-        return MC.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
+        return MG.linear_relu(relu(norm(h)), outer.weight.T, outer.bias)
 
     def sampled_conv(self, conv, block, h):
         own = h[: block.num_dst_nodes()]

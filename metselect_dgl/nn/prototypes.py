@@ -45,7 +45,7 @@ class Prototypes(nn.Module):
         in_feats: Sequence[int],
         n_classes: int,
         *,
-        shrinkage: str | float = "auto",
+        shrinkage: str | float = "oas",
         source: str = "call",
     ) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ class MetSelectHead(DecodersHead):
         ``"temperature"`` (one per layer), ``"gate"`` (a logistic regression on what all layers
         think of a layer's answer), ``"auto"`` (the gate, if there are eight validation nodes or
         more for each of a layer's weights in it, else the temperatures)
-    shrinkage : ``"auto"``, ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
+    shrinkage : ``"oas"``, ``"ledoit_wolf"`` or a number in [0, 1]
     deep_supervision : weight of the mean over layers of every layer's own loss
     metric_dim : measure distances in a projection to this many dimensions: learned if the loss
         is of the metric, random otherwise
@@ -80,7 +80,7 @@ class MetSelectHead(DecodersHead):
         rule: str = "confidence",
         loss: str = "ce",
         select: str = "auto",
-        shrinkage: str | float = "auto",
+        shrinkage: str | float = "oas",
         deep_supervision: float = 1.0,
         metric_dim: int | None = None,
         moments: str = "call",
