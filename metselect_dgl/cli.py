@@ -17,7 +17,16 @@ from .experiments.scope import FULL, QUICK
 def main(argv: list[str] | None = None) -> int:
     """Entry of the console script; expected errors are one line on stderr and status 1."""
     args = _parser().parse_args(argv)
-    os.environ["METSELECT_KEEP_MEMORY"] = str(int(args.keep_memory))  # also for its processes
+    status = _run(args)
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 or "DGL_DIST_MODE" in os.environ:
+        # Threads of gloo may abort an ordinary exit, and servers wait for a trainer that hangs.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(args) -> int:
     try:
         return args.run(args) or 0
     except KeyboardInterrupt:
@@ -128,7 +137,7 @@ def _add_train(words) -> None:
 
 
 def _train(args) -> None:
-    from .train.distributed import team_of_torchrun
+    from .train.distributed import process_group
 
     config = Config(**_given(args))
     if args.partitions is not None:
@@ -137,12 +146,14 @@ def _train(args) -> None:
         out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
         if args.overwrite and os.environ.get("RANK", "0") == "0":
             (out / "checkpoint.pt").unlink(missing_ok=True)
-        return train_partitions(config, args.partitions, args.ip_config, out)
-    with team_of_torchrun(config.device) as team:
-        _train_in(team, config, args)
+        return train_partitions(
+            config, args.partitions, args.ip_config, out, keep_memory=args.keep_memory
+        )
+    with process_group(config.device) as group:
+        _train_in(group, config, args)
 
 
-def _train_in(team, config: Config, args) -> None:
+def _train_in(group, config: Config, args) -> None:
     from .data import load_dataset
     from .experiments.tables import percent, text_table
     from .train import train
@@ -150,10 +161,10 @@ def _train_in(team, config: Config, args) -> None:
     data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
     name = f"{config.dataset}-{config.backbone}-{config.selector}"
     out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
-    if args.overwrite and team.rank == 0:
+    if args.overwrite and group.rank == 0:
         (out / "checkpoint.pt").unlink(missing_ok=True)
-    team.share(None)  # nobody looks for a checkpoint before it is gone
-    run = train(config, data, out, team=team)
+    group.broadcast(None)  # nobody looks for a checkpoint before it is gone
+    run = train(config, data, out, group=group, keep_memory=args.keep_memory)
     if run is None:
         return
     metrics = run.metrics

@@ -36,7 +36,7 @@ SELECTORS = {
     "jknet-max": Part("JKNet", (), {"mode": "max"}),
     "jknet-metselect": Part("JKNetMetSelect", _METRIC),
     "metselect": Part("MetSelect", _METRIC),
-    "metselect-max": Part("MetSelectMax", _METRIC[1:]),  # its rule is what it is
+    "metselect-max": Part("MetSelect", _METRIC[1:], {"rule": "opposite"}),
     "metselect-paper": Part("MetSelect.paper", _METRIC),
     "ndls": Part("NDLSelect", ("eps",)),
 }

@@ -18,7 +18,6 @@ from metselect_dgl.nn import (
     JKNet,
     JKNetMetSelect,
     MetSelect,
-    MetSelectMax,
     NDLSelect,
 )
 from metselect_dgl.nn.ndls import local_hops
@@ -32,7 +31,7 @@ MODELS = {
     "jknet-lstm": lambda *a: JKNet(*a, mode="lstm"),
     "jknet-metselect": JKNetMetSelect,
     "metselect": MetSelect,
-    "metselect-max": MetSelectMax,
+    "metselect-max": lambda *a: MetSelect(*a, rule="opposite"),
     "metselect-paper": MetSelect.paper,
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
@@ -151,10 +150,6 @@ def test_jknet_metselect_chooses_among_three_views(small):
     assert said.layer.max() <= 2
     views = model.head.merged(model.backbone(small.graph, small.feat))
     torch.testing.assert_close(said.logits, model.head.head(views).logits)
-
-
-def test_metselect_max_keeps_its_rule():
-    assert MetSelectMax(GCN(3, 4), 2, rule="confidence").head.rule == "opposite"
 
 
 def test_inference_mode(small):

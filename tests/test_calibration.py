@@ -89,7 +89,7 @@ def test_a_deep_network_is_gated_too(monkeypatch):
     layers = [torch.randn(120, 6) + k * F.one_hot(labels, 6) for k in range(4)]
     head(layers, labels=labels, index=torch.arange(60))
     head.calibrate(layers, labels, torch.arange(60, 120))
-    assert head.gate.shape == (4, 5) and head.gate.any()
+    assert head.comparer.gate.shape == (4, 5) and head.comparer.gate.any()
     said, told = head.eval()(layers), head.explain(layers, torch.tensor([7]))
     assert told["gated"] and told["score"].argmax() == said.layer[7]
 
@@ -162,8 +162,8 @@ def test_plain_is_not_calibrated():
     layers, y = overconfident(100)
     head = head_on("plain", (layers, y))
     head.calibrate(layers, y)
-    assert head.temperature.eq(1).all()
-    assert not head.gate.any()
+    assert head.comparer.temperature.eq(1).all()
+    assert not head.sees_all_layers
 
 
 @pytest.mark.parametrize(("nodes", "gated"), [(39, False), (40, True)])
@@ -173,10 +173,10 @@ def test_auto_takes_the_gate_where_nodes_are_enough(nodes, gated):
     layers, y = overconfident(100)
     head = head_on("auto", (layers, y))
     head.calibrate(layers, y, torch.arange(nodes))
-    assert head.gate.any() == gated
+    assert head.comparer.gate.any() == gated
     forced = head_on("gate", (layers, y))
     forced.calibrate(layers, y, torch.arange(nodes))
-    assert forced.gate.any()
+    assert forced.comparer.gate.any()
 
 
 def test_one_validation_node():
@@ -197,7 +197,7 @@ def test_no_gate_under_another_rule(rule):
     layers, y = overconfident(100)
     head = head_on("auto", (layers, y), rule=rule)
     head.calibrate(layers, y)
-    assert not head.gate.any()
+    assert not head.sees_all_layers
 
 
 def test_gate_never_selects_a_collapsed_layer():
@@ -209,7 +209,7 @@ def test_gate_never_selects_a_collapsed_layer():
     head.eval()
     said = head.calibrate(layers, y)
     assert not (said.layer == 1).any()
-    assert head.gate.any()
+    assert head.comparer.gate.any()
     assert not (head(layers).layer == 1).any()
 
 

@@ -109,7 +109,7 @@ def given(monkeypatch, capsys):
     def given(*flags):
         caught = []
 
-        def catch(config, data, out, team):
+        def catch(config, data, out, group, keep_memory):
             caught.append(config)
             raise RuntimeError("caught")
 

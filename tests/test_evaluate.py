@@ -77,9 +77,9 @@ def model_that_answers(answers):
     logits = None if answers is None else F.one_hot(torch.as_tensor(answers), 4).double()
     head = SimpleNamespace(
         n_choices=3,
-        layer_logits=lambda layers, index: None if logits is None else logits[:, index],
+        layer_logits=lambda index: None if logits is None else logits[:, index],  # rows by number
     )
-    return SimpleNamespace(head=head, backbone=lambda graph, feat: None, eval=lambda: None)
+    return SimpleNamespace(head=head)
 
 
 def choice(predicted, layer=None) -> Selection:
@@ -103,7 +103,7 @@ ASKED = torch.tensor([9, 2, 3, 4, 5, 6, 7, 8])
 
 def test_report_by_hand():
     report = layer_report(
-        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS, TYPES), ASKED
+        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS, TYPES), ASKED, ASKED
     )
     assert report == {
         "layer_share": [1 / 8, 5 / 8, 2 / 8],
@@ -120,20 +120,22 @@ def test_report_of_a_type_that_no_asked_node_has():
     """Type 1 keeps its row, so that the third row still is type 2."""
     types = [1, 1, 0, 0, 0, 0, 2, 2, 2, 2]
     report = layer_report(
-        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS, types), ASKED
+        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS, types), ASKED, ASKED
     )
     assert report["layer_share_by_type"] == [[1 / 4, 2 / 4, 1 / 4], [0, 0, 0], [0, 3 / 4, 1 / 4]]
 
 
 def test_report_without_types():
     report = layer_report(
-        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS), ASKED
+        model_that_answers(ANSWERS), choice(CHOSEN, LAYER), dataset(LABELS), ASKED, ASKED
     )
     assert "layer_share_by_type" not in report
 
 
 def test_report_without_decoders():
-    report = layer_report(model_that_answers(None), choice(CHOSEN, LAYER), dataset(LABELS), ASKED)
+    report = layer_report(
+        model_that_answers(None), choice(CHOSEN, LAYER), dataset(LABELS), ASKED, ASKED
+    )
     assert report == {"layer_share": [1 / 8, 5 / 8, 2 / 8]}
 
 
@@ -148,7 +150,11 @@ def test_report_without_decoders():
 )
 def test_realised(answers, chosen, realised):
     report = layer_report(
-        model_that_answers(answers), choice(chosen), dataset([0, 1, 2, 3]), torch.arange(4)
+        model_that_answers(answers),
+        choice(chosen),
+        dataset([0, 1, 2, 3]),
+        torch.arange(4),
+        torch.arange(4),
     )
     assert report["realised"] == realised
 
@@ -170,10 +176,10 @@ def test_lucky_oracle_is_what_chance_gives():
     expected = known.double().mean() + guess.sum() / n
     error = (guess * (1 - guess)).sum().sqrt() / n / math.sqrt(SHUFFLES)
     model = model_that_answers(torch.stack([first, second]))
-    report = layer_report(model, choice(first), dataset(labels), torch.arange(n))
+    report = layer_report(model, choice(first), dataset(labels), torch.arange(n), torch.arange(n))
     assert report["oracle"] == 1
     assert abs(report["lucky_oracle"] - expected) < 4 * error
-    again = layer_report(model, choice(first), dataset(labels), torch.arange(n))
+    again = layer_report(model, choice(first), dataset(labels), torch.arange(n), torch.arange(n))
     assert again["lucky_oracle"] == report["lucky_oracle"]
 
 

@@ -9,17 +9,18 @@ import torch
 
 from metselect_dgl import functional as MF
 from metselect_dgl import ops
-from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect
+from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect, layer_source
+from metselect_dgl.nn.source import GraphSource
 from metselect_dgl.testing import make_case
 
 FUSED = {
     "gat": (GAT, {}),
     "gat-2": (GAT, {"heads": 2}),
-    "gcn": (GCN, {}),
+    "gcn": (GCN, {"propagate_once": False}),
     "gcn-once": (GCN, {"propagate_once": True}),
-    "gin": (GIN, {}),
+    "gin": (GIN, {"propagate_once": False}),
     "gin-once": (GIN, {"propagate_once": True}),
-    "gin-eps": (GIN, {"learn_eps": True}),
+    "gin-eps": (GIN, {"learn_eps": True, "propagate_once": False}),
     "gin-eps-once": (GIN, {"learn_eps": True, "propagate_once": True}),
     "gin-norm": (GIN, {"batch_norm": True, "propagate_once": True}),
 }
@@ -157,11 +158,11 @@ def test_hooks_are_called(small, depth):
     ("backbone", "options"),
     [
         (GCN, {"propagate_once": True}),
-        (GCN, {"hidden": 500}),
+        (GCN, {"hidden": 500, "propagate_once": False}),
         (GAT, {}),
         (GIN, {"propagate_once": True}),
-        (GIN, {"learn_eps": True}),
-        (GIN, {"batch_norm": True}),
+        (GIN, {"learn_eps": True, "propagate_once": False}),
+        (GIN, {"batch_norm": True, "propagate_once": False}),
     ],
     ids=["gcn", "gcn-wide", "gat", "gin", "gin-eps", "gin-norm"],
 )
@@ -177,8 +178,8 @@ def test_features_that_are_mostly_0(small, backbone, options, num_layers):
     dgls = MetSelect(backbone(400, **slow), 5).double()
     dgls.load_state_dict(ours.state_dict())
     graph = dgl.add_self_loop(small.graph)
-    first = ours.backbone.stack(graph, feat, train)[0]
-    assert (first.sparse is not None) == ops.compiled("neighbour_sum", feat.device)
+    first = layer_source(ours.backbone, graph, feat).stack(train).layers[0]
+    assert (first.features.sparse() is not None) == ops.compiled("neighbour_sum", feat.device)
     for model in (ours, dgls):
         loss = model(graph, feat, small.labels, train).loss
         results.append([loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
@@ -249,9 +250,11 @@ def test_weights_that_are_not_finite_are_told(small, name):
 @pytest.mark.parametrize("backbone", [GCN, GAT, GIN], ids=["gcn", "gat", "gin"])
 def test_a_backbone_lets_go_of_its_layers(small, backbone):
     model = backbone(32, 16, num_layers=4, self_loop=True)
-    layers, held = [], model.stream(small.graph, small.feat)
+    layers, sweep = [], layer_source(model, small.graph, small.feat).sweep()
     for expected in model(small.graph, small.feat):
-        h = next(held)
+        with torch.no_grad():
+            _, batches = next(sweep)
+            ((_, h),) = batches
         torch.testing.assert_close(h, expected)
         layers.append(weakref.ref(h))
         del h
@@ -274,11 +277,10 @@ def test_many_rows_leave_layer_0_unstored(small, backbone):
     assert len(train) >= 16 * feat.shape[1]
     torch.manual_seed(0)
     model = MetSelect(backbone(5, 8, self_loop=True), 5).double()
-    (first, *_) = model.backbone.stack(small.graph, feat, train)
+    first = layer_source(model.backbone, small.graph, feat).stack(train).layers[0]
     assert first.worth_mapping
     stored = copy.deepcopy(model)
-    stored.backbone._first = lambda feat, index: type(first)(model.backbone.input(feat), index)
-    stored.backbone.input = model.backbone.input  # the same parameters, through a stored layer
+    stored.head.keeps_maps = False  # the same parameters, through a stored layer
     said = [each(small.graph, feat, small.labels, train) for each in (model, stored)]
     torch.testing.assert_close(said[0].loss, said[1].loss)
     assert torch.equal(said[0].layer, said[1].layer)
@@ -297,9 +299,8 @@ def test_many_rows_leave_layer_0_unstored(small, backbone):
 class TestPropagateOnce:
     def test_once(self, small, backbone, monkeypatch):
         model = backbone(32, 8, propagate_once=True, self_loop=True)
-        calls = []
-        propagate = model._propagated.make
-        model._propagated.make = lambda *of: calls.append(1) or propagate(*of)
+        calls, propagate = [], model.convolution.propagate
+        model.convolution.propagate = lambda *of: calls.append(1) or propagate(*of)
         first = model(small.graph, small.feat)
         again = model.eval()(small.graph, small.feat)
         assert len(calls) == 1
@@ -393,7 +394,7 @@ def test_the_model_streams(small, monkeypatch):
     model.eval()
     whole = model(small.graph, small.feat)
     with torch.no_grad():
-        monkeypatch.setattr(model.backbone, "stack", None)
+        monkeypatch.setattr(GraphSource, "stack", None)
         streamed = model(small.graph, small.feat)
     assert torch.equal(whole.layer, streamed.layer)
     torch.testing.assert_close(whole.logits, streamed.logits)
@@ -405,7 +406,7 @@ def test_the_gate_sees_nodes_in_parts(small, monkeypatch):
     model = MetSelect(GCN(32, 16, self_loop=True), 5, select="gate")
     model.calibrate(small.graph, small.feat, small.labels, part.train, part.val)
     whole = model.eval()(small.graph, small.feat)
-    monkeypatch.setattr("metselect_dgl.nn.selectors._GATED", 7)
+    monkeypatch.setattr("metselect_dgl.nn.source.TILE", 7)
     parts = model(small.graph, small.feat)
     assert torch.equal(whole.layer, parts.layer)
     torch.testing.assert_close(whole.score, parts.score)

@@ -14,12 +14,9 @@ from metselect_dgl.nn import (
     AttnSelect,
     FinalSelect,
     MetSelect,
-    MetSelectMax,
-    calibrate_in_batches,
-    infer,
-    rows_of_layers,
+    layer_source,
 )
-from metselect_dgl.nn.inference import Sweep
+from metselect_dgl.nn.source import BATCH, BatchedSource
 
 MODELS = {
     "default": (MetSelect, {}),
@@ -30,7 +27,7 @@ MODELS = {
     "posterior": (MetSelect, {"loss": "posterior"}),
     "distance-loss": (MetSelect, {"loss": "distance"}),
     "projected": (MetSelect, {"metric_dim": 4}),
-    "max": (MetSelectMax, {}),
+    "max": (MetSelect, {"rule": "opposite"}),
     "final": (FinalSelect, {}),
 }
 
@@ -72,7 +69,7 @@ def test_equal_to_the_whole_graph(small, model, options):
     model = calibrated(small, GCN, model, **options)
     with torch.no_grad():
         expected = model(small.graph, small.feat)
-    same(infer(model, small.graph, small.feat, batch_size=70), expected)
+    same(predict(model, small.graph, small.feat, batch_size=70), expected)
 
 
 SIZES = [(kind, size) for kind in (GCN, GAT, GIN) for size in (299, 300, 10**6)]
@@ -82,15 +79,16 @@ SIZES = [(kind, size) for kind in (GCN, GAT, GIN) for size in (299, 300, 10**6)]
 def test_equal_for_every_backbone_and_batch_size(small, kind, batch_size):
     model = calibrated(small, kind)
     same(
-        infer(model, small.graph, small.feat, batch_size=batch_size), model(small.graph, small.feat)
+        model.predict(small.graph, small.feat, batch_size=batch_size),
+        model(small.graph, small.feat),
     )
 
 
 def test_a_deep_network_with_its_gate(small, monkeypatch):
     monkeypatch.setattr("metselect_dgl.nn.calibration._PAIRED_LAYERS", 4)
     model = calibrated(small, layers=6)
-    assert model.head.gate.shape == (7, 5) and model.head.gate.any()
-    same(infer(model, small.graph, small.feat, batch_size=64), model(small.graph, small.feat))
+    assert model.head.comparer.gate.shape == (7, 5) and model.head.comparer.gate.any()
+    same(predict(model, small.graph, small.feat, batch_size=64), model(small.graph, small.feat))
 
 
 def test_self_loops_and_batch_norm(small):
@@ -101,9 +99,14 @@ def test_self_loops_and_batch_norm(small):
     model(small.graph, small.feat, small.labels, part.train).loss.backward()
     model.calibrate(small.graph, small.feat, small.labels, part.train, part.val)
     expected = model.eval()(small.graph, small.feat)
-    found = infer(model, small.graph, small.feat, batch_size=100)
+    found = predict(model, small.graph, small.feat, batch_size=100)
     same(found, expected)
     assert found.edges == (small.graph.num_edges() + 300) * 2 * 3 - loops(small) * 6
+
+
+def predict(model, graph, feat, batch_size=BATCH, **options):
+    """In batches, whatever their size."""
+    return model.predict(graph, feat, batch_size=batch_size, **options)
 
 
 def loops(data) -> int:
@@ -120,7 +123,7 @@ def test_a_class_without_training_node_and_a_dead_layer(small):
     with pytest.warns(UserWarning, match="class 2"):
         model.calibrate(small.graph, small.feat, small.labels, train, part.val)
     expected = model.eval()(small.graph, small.feat)
-    found = infer(model, small.graph, small.feat)
+    found = predict(model, small.graph, small.feat)
     same(found, expected)
     assert (found.layer < 2).all() and found.logits[:, 2].isneginf().all()
 
@@ -129,7 +132,7 @@ def test_calibration_in_batches_is_calibration(small):
     one, part = trained(small), small.split(0)
     two = copy.deepcopy(one)
     given = small.graph, small.feat, small.labels, part.train, part.val
-    expected, found = one.calibrate(*given), calibrate_in_batches(two, *given, batch_size=64)
+    expected, found = one.calibrate(*given), two.calibrate(*given, batch_size=64)
     same(found, expected, score=1e-5)  # the gate's fit ends when a step is below 1e-6
     for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -146,18 +149,18 @@ def test_calibration_takes_what_calibrate_takes(small):
         one = trained(small)
         two = copy.deepcopy(one)
         expected = one.calibrate(small.graph, small.feat, labels, train, val)
-        found = calibrate_in_batches(two, small.graph, small.feat, labels, train, val)
+        found = two.calibrate(small.graph, small.feat, labels, train, val, batch_size=BATCH)
         same(found, expected, score=1e-5)
         assert len(found.index) == len(part.val) - 7
-    assert calibrate_in_batches(two, small.graph, small.feat, labels, part.train) is None
+    assert two.calibrate(small.graph, small.feat, labels, part.train, batch_size=99) is None
 
 
 def test_a_calibration_that_fails_changes_nothing(small):
     model, part = trained(small, select="gate"), small.split(0)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match="needs 10 validation nodes"):
-        calibrate_in_batches(
-            model, small.graph, small.feat, small.labels, part.test[:50], part.val[:5]
+        model.calibrate(
+            small.graph, small.feat, small.labels, part.test[:50], part.val[:5], batch_size=BATCH
         )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -166,23 +169,25 @@ def test_a_convolution_that_counts_inside_a_batch_is_refused(small):
     model = calibrated(small)
     handle = model.backbone.convs[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="counts degrees inside a batch"):
-        infer(model, small.graph, small.feat)
+        predict(model, small.graph, small.feat)
     handle.remove()
-    infer(model, small.graph, small.feat)
+    predict(model, small.graph, small.feat)
 
 
 def test_degrees_are_those_of_the_graph_not_of_its_data(small):
     model = calibrated(small)
     graph = small.graph.local_var()
     graph.ndata["in_degree"] = graph.ndata["out_degree"] = torch.ones(300)
-    same(infer(model, graph, small.feat), model(small.graph, small.feat))
+    same(predict(model, graph, small.feat), model(small.graph, small.feat))
 
 
 def test_rows_of_layers_are_in_the_order_asked_for(small):
     model, index = trained(small).eval(), torch.tensor([7, 250, 3, 7])
     expected = model.backbone(small.graph, small.feat)
     for rows, layer in zip(
-        rows_of_layers(model, small.graph, small.feat, index, batch_size=99), expected, strict=True
+        layer_source(model.backbone, small.graph, small.feat, 99).stack(index).rows(),
+        expected,
+        strict=True,
     ):
         torch.testing.assert_close(rows, layer[index])
 
@@ -206,9 +211,9 @@ def test_two_layers_are_in_memory_whatever_the_depth(small, monkeypatch):
         def __del__(self):
             alive.discard(id(self))
 
-    store = Sweep.store
-    monkeypatch.setattr(Sweep, "store", lambda *args: Counted(store(*args)))
-    infer(calibrated(small, layers=7, select="temperature"), small.graph, small.feat)
+    store = BatchedSource.store
+    monkeypatch.setattr(BatchedSource, "store", lambda *args: Counted(store(*args)))
+    predict(calibrated(small, layers=7, select="temperature"), small.graph, small.feat)
     assert len(most) == 6 and max(most) == 2
 
 
@@ -216,8 +221,8 @@ def test_two_layers_are_in_memory_whatever_the_depth(small, monkeypatch):
 def test_early_exit_is_a_dial(small, select):
     model, part = calibrated(small, select=select), small.split(0)
     right = lambda out: (out.logits.argmax(1) == small.labels)[part.test].float().mean()  # noqa: E731
-    exact = infer(model, small.graph, small.feat)
-    found = [infer(model, small.graph, small.feat, exit_at=p) for p in (1e-9, 0.6, 0.9, 1.0)]
+    exact = predict(model, small.graph, small.feat)
+    found = [predict(model, small.graph, small.feat, exit_at=p) for p in (1e-9, 0.6, 0.9, 1.0)]
     edges = [each.edges for each in found]
     assert edges == sorted(edges) and edges[0] == 0 and edges[-1] == exact.edges
     assert edges[1] < edges[2] < edges[3]
@@ -229,9 +234,9 @@ def test_early_exit_is_a_dial(small, select):
 def test_nodes_that_stay_open_are_exact(small):
     """An exit changes nothing for the others: all that they need is still made."""
     model = calibrated(small, select="temperature", layers=3)
-    exact = infer(model, small.graph, small.feat)
-    some = infer(model, small.graph, small.feat, exit_at=0.7)
-    first = infer(model, small.graph, small.feat, exit_at=1e-9)
+    exact = predict(model, small.graph, small.feat)
+    some = predict(model, small.graph, small.feat, exit_at=0.7)
+    first = predict(model, small.graph, small.feat, exit_at=1e-9)
     open_ = first.score.sigmoid() < 0.7
     late = open_ & (some.layer == 3)
     assert late.any()
@@ -242,24 +247,24 @@ def test_bad_calls(small):
     model = calibrated(small)
     graph, feat = small.graph, small.feat
     with pytest.raises(ValueError, match="exit_at is 2"):
-        infer(model, graph, feat, exit_at=2)
+        predict(model, graph, feat, exit_at=2)
     with pytest.raises(ValueError, match="batch_size is 0"):
-        infer(model, graph, feat, batch_size=0)
+        predict(model, graph, feat, batch_size=0)
     with pytest.raises(ValueError, match="299 rows for 300 nodes"):
-        infer(model, graph, feat[:-1])
+        predict(model, graph, feat[:-1])
     with pytest.raises(ValueError, match="rule='confidence'"):
-        infer(calibrated(small, rule="distance"), graph, feat, exit_at=0.5)
+        predict(calibrated(small, rule="distance"), graph, feat, exit_at=0.5)
     with pytest.raises(ValueError, match="looks at all layers together"):
-        infer(trained(small, model=AttnSelect), graph, feat)
+        predict(trained(small, model=AttnSelect), graph, feat)
     bad = feat.clone()
     bad[17, 3] = torch.nan
     with pytest.raises(ValueError, match="layer 0 of node 17"):
-        infer(model, graph, bad)
+        predict(model, graph, bad)
     with pytest.raises(RuntimeError, match="no class moments yet"):
-        infer(MetSelect(GCN(32, 16, allow_zero_in_degree=True), 5).double(), graph, feat)
+        predict(MetSelect(GCN(32, 16, allow_zero_in_degree=True), 5).double(), graph, feat)
 
 
 def test_the_mode_of_the_model_stays(small):
     model = trained(small).train()
-    infer(model, small.graph, small.feat)
+    predict(model, small.graph, small.feat)
     assert model.training and model.backbone.training

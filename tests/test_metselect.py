@@ -18,8 +18,6 @@ from metselect_dgl.nn import (
     JKNetMetSelect,
     MetSelect,
     MetSelectHead,
-    MetSelectMax,
-    without_logits,
 )
 from metselect_dgl.testing import make_case
 
@@ -72,7 +70,7 @@ def test_rules(rule):
 
 
 def test_metselect_max_is_the_opposite():
-    model = MetSelectMax(GCN(3, 4, self_loop=True), 2)
+    model = MetSelect(GCN(3, 4, self_loop=True), 2, rule="opposite")
     assert model.head.rule == "opposite"
 
 
@@ -188,8 +186,8 @@ def test_reset_forgets():
     weight = head.decoders[0].weight.clone()
     head.reset_parameters()
     assert not torch.equal(head.decoders[0].weight, weight)
-    assert head.temperature.eq(1).all()
-    assert not head.gate.any()
+    assert head.comparer.temperature.eq(1).all()
+    assert not head.comparer.gate.any()
     with pytest.raises(RuntimeError, match="no class moments"):
         head.eval()(case.layers)
 
@@ -197,7 +195,8 @@ def test_reset_forgets():
 def test_paper_setting():
     model = MetSelect.paper(GCN(3, 4, self_loop=True), 2)
     assert model.head.deep_supervision == 0
-    assert model.head.select == "plain"
+    assert "select='plain'" in repr(model.head)
+    assert model.head.comparer.fit(None, None, None) is None
     assert MetSelect.paper(GCN(3, 4, self_loop=True), 2, loss="distance").head.loss == "distance"
 
 
@@ -295,7 +294,7 @@ class TestModel:
         layers = model.backbone(small.graph, small.feat)
         moments = MF.moments(layers, small.labels[split.train], 5, index=split.train)
         torch.testing.assert_close(model.head.prototypes.mean_0, moments.means()[0].float())
-        assert not model.head.temperature.eq(1).all()
+        assert not model.head.comparer.temperature.eq(1).all()
 
     def test_graph_is_left_untouched(self, small):
         before = set(small.graph.ndata), set(small.graph.edata), small.graph.num_edges()
@@ -321,17 +320,15 @@ class TestModel:
         model = model(GCN(32, 8, num_layers=2, self_loop=True), 5)
         inputs = small.graph, small.feat, small.labels, small.split(0).train
         with_logits = model(*inputs)
-        with without_logits(model):
-            out = model(*inputs)
-            assert model.eval()(*inputs).logits is not None
+        out = model(*inputs, logits=False)
+        assert model.eval()(*inputs, logits=False).logits is not None
         assert out.logits is None
         torch.testing.assert_close(out.loss, with_logits.loss)
         assert model.train()(*inputs).logits.shape == with_logits.logits.shape
 
     def test_score_needs_logits_or_a_choice(self, small):
         model = FinalSelect(GCN(32, 8, num_layers=1, self_loop=True), 5)
-        with without_logits(model):
-            out = model(small.graph, small.feat, small.labels, small.split(0).train)
+        out = model(small.graph, small.feat, small.labels, small.split(0).train, logits=False)
         with pytest.raises(RuntimeError, match="no logits were kept"):
             _ = out.score
 

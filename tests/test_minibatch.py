@@ -15,15 +15,15 @@ from metselect_dgl.nn import (
     GCN,
     GIN,
     DegreeSampler,
+    LayerStack,
     MetSelect,
     MetSelectHead,
     Prototypes,
-    loops_left_to,
+    sampling_graph,
 )
-from metselect_dgl.nn.layers import Layer
-from metselect_dgl.train import prepare, train
-from metselect_dgl.train.distributed import Team
-from metselect_dgl.train.minibatch import BatchLoop, share_out
+from metselect_dgl.train import TrainingLoop, prepare, train
+from metselect_dgl.train.batches import share_out
+from metselect_dgl.train.distributed import ProcessGroup
 
 BACKBONES = {"gcn": GCN, "gat": GAT, "gin": GIN}
 
@@ -39,7 +39,7 @@ def test_a_block_with_all_neighbours_is_the_graph(small, kind, self_loop):
     backbone = BACKBONES[kind](32, 16, self_loop=self_loop, allow_zero_in_degree=True)
     graph = looped(small.graph)
     whole = backbone(graph, small.feat)
-    sampled = loops_left_to(backbone, graph)
+    sampled = sampling_graph(backbone, graph)
     assert (sampled is graph) != self_loop
     seeds = torch.tensor([5, 3, 299, 0])
     sources, _, blocks = DegreeSampler([-1, -1], sampled).sample(sampled, seeds)
@@ -51,12 +51,12 @@ def test_sampled_sums_are_unbiased(small):
     """The mean over many samples of GIN's first layer before its MLP is the whole sum."""
     backbone = GIN(32, 16, num_layers=1)
     backbone.convs[0].apply_func = torch.nn.Identity()
-    whole = torch.stack([backbone.sampled_conv(backbone.convs[0], *all_of(small))])
+    whole = torch.stack([backbone.convolution.on_degrees(backbone.convs[0], *all_of(small))])
     sampler, seeds = DegreeSampler([2], small.graph), torch.arange(300)
     found = []
     for _ in range(400):
         sources, _, (block,) = sampler.sample(small.graph, seeds)
-        found.append(backbone.sampled_conv(backbone.convs[0], block, small.feat[sources]))
+        found.append(backbone.convolution.on_degrees(backbone.convs[0], block, small.feat[sources]))
     found = torch.stack(found)
     error = found.std(0) / len(found) ** 0.5
     assert ((found.mean(0) - whole[0]).abs() / error.clamp(min=1e-3)).mean() < 1.5
@@ -104,7 +104,7 @@ def test_the_moments_of_an_epoch_are_those_of_its_nodes():
     whole, batched = Prototypes([6], 3), Prototypes([6], 3, source="epoch")
     whole.update([h], y)
     for rows, labels in parts:
-        batched.learn([Layer(rows)], labels)
+        batched.learn(LayerStack.of([rows]), labels)
     batched.renew()
     for old, new in zip(whole.buffers(), batched.buffers(), strict=True):
         torch.testing.assert_close(old, new, rtol=1e-5, atol=1e-6)
@@ -116,11 +116,11 @@ def test_an_epoch_uses_the_moments_of_the_one_before():
     prototypes = Prototypes([6], 3, source="epoch")
     for _ in range(2):
         for rows, labels in parts:
-            prototypes.learn([Layer(rows)], labels)
+            prototypes.learn(LayerStack.of([rows]), labels)
         prototypes.renew()
     before = prototypes.mean_0.clone()
     for rows, labels in parts:
-        prototypes.learn([Layer(rows + 100)], labels)
+        prototypes.learn(LayerStack.of([rows + 100]), labels)
         assert torch.equal(prototypes.mean_0, before)
     prototypes.renew()
     torch.testing.assert_close(prototypes.mean_0, before + 100, rtol=1e-5, atol=1e-4)
@@ -130,7 +130,7 @@ def test_a_moving_average_weighs_by_age():
     _, _, parts = batches_of(parts=2)
     prototypes = Prototypes([6], 3, source="ema")
     for rows, labels in parts:
-        prototypes.learn([Layer(rows)], labels)
+        prototypes.learn(LayerStack.of([rows]), labels)
     (a, y), (b, z) = parts
     old, new = (MF.moments([rows], labels, 3) for rows, labels in ((a, y), (b, z)))
     expected = (0.9 * old.count[:, None] * old.means()[0] + new.count[:, None] * new.means()[0]) / (
@@ -141,10 +141,10 @@ def test_a_moving_average_weighs_by_age():
 
 def test_a_class_that_was_seen_long_ago_keeps_its_mean():
     prototypes = Prototypes([2], 2, source="ema")
-    prototypes.learn([Layer(20 + torch.randn(1, 2))], torch.tensor([1]))
+    prototypes.learn(LayerStack.of([20 + torch.randn(1, 2)]), torch.tensor([1]))
     seen = prototypes.mean_0[1].clone()
     for _ in range(40):
-        prototypes.learn([Layer(torch.randn(8, 2))], torch.zeros(8, dtype=torch.long))
+        prototypes.learn(LayerStack.of([torch.randn(8, 2)]), torch.zeros(8, dtype=torch.long))
     assert 0 < prototypes.count[1] < 0.02
     torch.testing.assert_close(prototypes.mean_0[1], seen, rtol=1e-4, atol=1e-4)
 
@@ -157,7 +157,7 @@ def test_layers_that_move_away_between_epochs(source):
     for move in (0, 1e4, -1e4):
         for _ in range(1 if source == "epoch" else 40):
             for rows, labels in parts:
-                prototypes.learn([Layer(rows + move)], labels)
+                prototypes.learn(LayerStack.of([rows + move]), labels)
             prototypes.renew()
     expected.update([h - 1e4], y)
     if source == "epoch":
@@ -175,10 +175,10 @@ def test_moments_of_processes_add_up(source, started):
     if started:
         for each in (alone, *team):
             each.update([h + 1], y)
-    alone.learn([Layer(h)], y)
+    alone.learn(LayerStack.of([h]), y)
     alone.renew()
     for each, (rows, labels) in zip(team, parts, strict=False):
-        each.gather([Layer(rows)], labels)
+        each.gather(LayerStack.of([rows]), labels)
     vectors = []
     for each in team:  # what every process would send
         with pytest.raises(InterruptedError):
@@ -213,7 +213,7 @@ def test_options_that_do_not_go_together():
 @pytest.mark.parametrize("n", [7, 12, 13, 25])
 def test_batches_are_shared_out_evenly(n, size):
     order = torch.randperm(n)
-    every = [share_out(order, 4, Team(rank, size)) for rank in range(size)]
+    every = [share_out(order, 4, ProcessGroup(rank, size)) for rank in range(size)]
     assert len({len(parts) for parts, _ in every}) == 1
     seen = torch.cat([part for parts, _ in every for part in parts])
     assert sorted(seen.tolist()) == list(range(n))
@@ -257,7 +257,7 @@ def test_other_selectors_are_refused(small):
 def test_a_stopped_run_goes_on_bit_by_bit(small, tmp_path, moments, monkeypatch):
     config = settings(moments=moments)
     straight = train(config, small, tmp_path / "a", progress=False)
-    epoch = BatchLoop.epoch
+    epoch = TrainingLoop.epoch
 
     def mortal(loop):
         if loop.state.epoch == 4:
@@ -265,7 +265,7 @@ def test_a_stopped_run_goes_on_bit_by_bit(small, tmp_path, moments, monkeypatch)
         return epoch(loop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchLoop, "epoch", mortal)
+        patch.setattr(TrainingLoop, "epoch", mortal)
         with pytest.raises(InterruptedError):
             train(config, small, tmp_path / "b", progress=False, checkpoint_every=2)
     resumed = train(config, small, tmp_path / "b", progress=False)
@@ -277,12 +277,15 @@ def test_a_stopped_run_goes_on_bit_by_bit(small, tmp_path, moments, monkeypatch)
 
 def test_validation_leaves_the_moments_of_training_alone(small):
     config = settings()
-    loop = BatchLoop(config, prepare(config, small), None)
+    loop = TrainingLoop(config, prepare(config, small), None)
     loop.step()
-    before = {k: v.clone() for k, v in loop.prototypes.state_dict().items()}
-    loop.judge()
-    assert all(torch.equal(v, before[k]) for k, v in loop.prototypes.state_dict().items())
-    assert loop.state.best_model["head.temperature"].ne(1).any()
+    prototypes = loop.model.head.prototypes
+    before = {k: v.clone() for k, v in prototypes.state_dict().items()}
+    loop.evaluate()
+    assert all(
+        torch.equal(v, before[k]) for k, v in loop.model.head.prototypes.state_dict().items()
+    )
+    assert loop.state.best_model["head.comparer.temperature"].ne(1).any()
 
 
 class Largest(TorchDispatchMode):
@@ -303,16 +306,16 @@ def test_a_batch_does_not_depend_on_the_size_of_the_graph():
     """Nothing that a step makes is as long as the graph has nodes, or as its training nodes."""
     data = arxiv_twin(scale=0.2)
     config = settings(batch_size=8, fanout=2, hidden=8)
-    loop = BatchLoop(config, prepare(config, data), None)
-    batches = loop._batches(0)
+    loop = TrainingLoop(config, prepare(config, data), None)
+    batches = loop.batches.epoch(0)
     with Largest() as largest:
-        _, feat, labels, blocks = next(batches)
+        _, blocks, feat, labels, _ = next(batches)
     assert len(labels) == 8  # of that epoch's order
-    assert largest.entries >= len(loop.split.train)  # which is drawn before the first
+    assert largest.entries >= len(loop.batches.split.train)  # which is drawn before the first
     with Largest() as largest:
-        _, feat, labels, blocks = next(batches)
+        _, blocks, feat, labels, _ = next(batches)
         loop.model(blocks, feat, labels).loss.backward()
-    assert largest.entries < len(loop.split.train) < data.graph.num_nodes()
+    assert largest.entries < len(loop.batches.split.train) < data.graph.num_nodes()
 
 
 def test_mini_batches_reach_the_accuracy_of_the_whole_graph(data_dir):

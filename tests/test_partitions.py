@@ -35,29 +35,24 @@ ALONE = """
 import sys, torch
 from metselect_dgl.config import Config
 from metselect_dgl.data import hop_chain
-from metselect_dgl.train.minibatch import BatchLoop
-from metselect_dgl.nn import calibrate_in_batches, infer
-from metselect_dgl.nn.inference import infer_on
-from metselect_dgl.train.distdgl import DistLoop, DistSweep, connect
-from metselect_dgl.train.distributed import ALONE
-from metselect_dgl.train.loop import prepare
+from metselect_dgl.train import TrainingLoop, prepare
+from metselect_dgl.train.distdgl import PartitionBatches, PartitionSource, connect
 
 data, config = connect(sys.argv[1], None), Config(batch_size=500, fanout=-1, epochs=2)
-loop = DistLoop(config, data, None, ALONE)
+loop = TrainingLoop(config, data, None, make_batches=PartitionBatches)
 for _ in range(2):
     loop.epoch()
 model, here = loop.model, prepare(config, hop_chain())
-sweep = DistSweep(model.backbone, data, 700)
 assert torch.equal(data.graph.ndata["node_id"][data.nodes], torch.arange(3000))
 
-loop._held_out = loop._collect()
-said = loop.validate()
-found = infer_on(model, sweep)
+said, _ = loop.batches.validate(model)
+found = model.eval().head.predict(PartitionSource(model.backbone, data, 700))
 part = here.split(0)
-expected = calibrate_in_batches(model, here.graph, here.feat, here.labels, part.train, part.val)
+given = here.graph, here.feat, here.labels, part.train, part.val
+expected = model.calibrate(*given, batch_size=900)
 order = part.val.argsort()
 torch.testing.assert_close(said.logits, expected.logits[order], rtol=1e-4, atol=1e-5)
-whole = infer(model, here.graph, here.feat)
+whole = model.predict(here.graph, here.feat, batch_size=900)
 assert (found.layer == whole.layer).float().mean() > 0.999
 same = found.layer == whole.layer
 torch.testing.assert_close(found.logits[same], whole.logits[same], rtol=1e-4, atol=1e-4)

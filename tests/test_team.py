@@ -61,7 +61,7 @@ def test_a_lost_process_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_pa
         os.kill(child_of(job.pid, rank=1), signal.SIGKILL)
         assert job.wait(timeout=120) != 0
     said = log.read_text()
-    assert "another of the 2 processes was lost; run the same command again" in said
+    assert "another of the 2 processes exited; run the same command again" in said
     assert not (out / "metrics.json").exists()
     assert 20 <= state(out)["progress"]["epoch"] < 60
     subprocess.run(
@@ -109,7 +109,7 @@ def test_several_processes_need_batches(tiny_dir, tmp_path):
 
 
 def test_more_processes_than_nodes(small):
-    from metselect_dgl.train.distributed import Team
+    from metselect_dgl.train.distributed import ProcessGroup
 
     with pytest.raises(ValueError, match="1000 processes for 120 training nodes"):
-        train(Config(batch_size=10), small, progress=False, team=Team(0, 1000))
+        train(Config(batch_size=10), small, progress=False, group=ProcessGroup(0, 1000))

@@ -248,7 +248,7 @@ def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patie
 
     monkeypatch.setattr(training.TrainingLoop, "epoch", watched)
     monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
-    monkeypatch.setattr(looping, "_finite_loss", lambda *_: next(lost))
+    monkeypatch.setattr(looping, "finite_loss", lambda *_: next(lost))
     config = settings(selector="final", epochs=len(accuracies), patience=patience)
     run = quiet(config, small)
     assert (run.metrics["epochs"], run.metrics["best_epoch"]) == (epochs, best)

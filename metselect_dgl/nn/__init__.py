@@ -1,6 +1,7 @@
-"""DGL modules: backbones that emit their layers, and heads that choose one for every node."""
+"""DGL modules: backbones that return every layer, and heads that select one per node."""
 
-from .alternatives import (
+from .backbone import Backbone
+from .baselines import (
     AttentionHead,
     AttnSelect,
     FinalHead,
@@ -9,18 +10,20 @@ from .alternatives import (
     JKNetMetSelect,
     JumpingHead,
     JumpingMetSelectHead,
-    MetSelectMax,
 )
-from .backbone import Backbone
-from .backbones import GAT, GCN, GIN
-from .heads import LayerHead, Selection, without_logits
-from .inference import calibrate_in_batches, infer, rows_of_layers
+from .conv.base import Convolution
+from .conv.gat import GAT
+from .conv.gcn import GCN
+from .conv.gin import GIN
+from .head import LayerHead, LayerwiseHead, Selection
+from .layer_rows import LayerStack
 from .losses import distance_loss, posterior_loss
-from .model import LayerSelect, MetSelect
+from .metselect import MetSelect, MetSelectHead
+from .model import LayerSelect
 from .ndls import GivenHead, NDLSelect
 from .prototypes import Prototypes
-from .sampling import DegreeSampler, loops_left_to
-from .selectors import MetSelectHead
+from .sampler import DegreeSampler, sampling_graph
+from .source import BatchedSource, GraphSource, LayerSource, StoredLayers, layer_source
 
 __all__ = [
     "GAT",
@@ -29,27 +32,30 @@ __all__ = [
     "AttentionHead",
     "AttnSelect",
     "Backbone",
+    "BatchedSource",
+    "Convolution",
     "DegreeSampler",
     "FinalHead",
     "FinalSelect",
     "GivenHead",
+    "GraphSource",
     "JKNet",
     "JKNetMetSelect",
     "JumpingHead",
     "JumpingMetSelectHead",
     "LayerHead",
     "LayerSelect",
+    "LayerSource",
+    "LayerStack",
+    "LayerwiseHead",
     "MetSelect",
     "MetSelectHead",
-    "MetSelectMax",
     "NDLSelect",
     "Prototypes",
     "Selection",
-    "calibrate_in_batches",
+    "StoredLayers",
     "distance_loss",
-    "infer",
-    "loops_left_to",
+    "layer_source",
     "posterior_loss",
-    "rows_of_layers",
-    "without_logits",
+    "sampling_graph",
 ]

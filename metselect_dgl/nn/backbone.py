@@ -1,6 +1,7 @@
 """The base of all backbones: a stack of convolutions that returns every layer (Eq. 1)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from dgl import DGLGraph
@@ -84,7 +85,7 @@ class Backbone(nn.Module):
 
     def _make_convs(self) -> list[nn.Module]:
         widths = [self.in_feats, *self.layer_feats[1:]]
-        return [self.make_conv(*pair) for pair in zip(widths[:-1], widths[1:], strict=True)]
+        return [self.make_conv(*pair) for pair in pairwise(widths)]
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """Return one convolution; its output is flattened to [N, out_feats]."""
@@ -188,7 +189,9 @@ def _(
 ) -> LayerSource:
     if is_blocks(graph):
         seeds = graph[-1] if isinstance(graph, list | tuple) else graph
-        return StoredLayers(lambda: backbone(graph, feat), seeds.num_dst_nodes())
+        return StoredLayers(
+            lambda: backbone(graph, feat), backbone.layer_feats, seeds.num_dst_nodes()
+        )
     if batch_size is None:
         return GraphSource(backbone, graph, feat)
     backbone.check_inputs(graph, feat)

@@ -87,6 +87,16 @@ def gate_odds(metric: Tensor, decoder: Tensor) -> Tensor:
     return torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)
 
 
+def log_odds_at(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the log-odds of some classes [n, K] by logits [n, C], with the digits that 1 - p loses
+    near p = 1: ``log_odds(logits).gather(-1, classes)``, without those of the other classes."""
+    top, best = logits.max(-1, keepdim=True)
+    others = (logits - top).exp_().scatter_(-1, best, 0).sum(-1, keepdim=True)
+    chosen = logits.gather(-1, classes) - top  # [n, K]
+    rest = torch.where(classes == best, others, 1 + others - chosen.exp())
+    return chosen - rest.log()
+
+
 def gate_table(gate: Tensor) -> Tensor:
     """By which weight layer k's log-odds, by metric and by decoder, count for layer l's answer:
     [L, 2, L], of a gate [L, gate_width(L) + 1]."""

@@ -81,9 +81,6 @@ class LayerStack:
         """Return the rows `index` of stored layers."""
         return cls([LayerRows(h, index) for h in layers])
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
     @property
     def n_rows(self) -> int:
         """The number of rows, n."""

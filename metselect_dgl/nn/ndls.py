@@ -1,7 +1,6 @@
 """NDLSelect: as many layers as NDLS needs hops to bring a node's features near their limit."""
 
 from dataclasses import replace
-from functools import partial
 
 import dgl
 import dgl.function as fn
@@ -9,10 +8,12 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from .cache import Cache
-from .heads import DecodersHead, Selection
-from .layers import Layer
+from .decoders import LinearDecoders
+from .head import LayerHead, Selection, evaluating
+from .layer_rows import LayerRows, LayerStack
 from .model import LayerSelect
+from .prepared import PreparedGraphs
+from .source import layer_source
 
 
 @torch.inference_mode(False)
@@ -37,16 +38,24 @@ def local_hops(graph: DGLGraph, feat: Tensor, eps: float, depth: int) -> Tensor:
     return hops
 
 
-class GivenHead(DecodersHead):
+class GivenHead(LayerHead):
     """Decode every node from a layer that is known beforehand: `layer` [N]."""
 
-    def forward(self, layers, layer: Tensor, *, labels=None, index=None) -> Selection:
-        layers, labels, index = self.check(layers, labels, index)
-        return replace(self.forward_rows(layers, labels, Layer(layer, index).rows()), index=index)
+    def __init__(self, in_feats, n_classes: int) -> None:
+        super().__init__(in_feats, n_classes)
+        self.decoders = LinearDecoders(self.in_feats, n_classes)
 
-    def forward_rows(self, layers, labels, layer: Tensor) -> Selection:
-        logits, loss = self.decode(layers, layer, labels)
-        return Selection(logits, layer, loss=loss)
+    def forward(self, layers, layer: Tensor, *, labels=None, index=None) -> Selection:
+        stack, labels, index = self.check(layers, labels, index)
+        layer = LayerRows(layer, index).rows()
+        return replace(self.select(stack, labels, layer=layer), index=index)
+
+    def select(self, stack, labels, logits=True, *, layer: Tensor) -> Selection:
+        kept, loss = self.decoders.decode(stack.stored(), layer, labels, logits=logits)
+        return Selection(kept, layer, loss=loss)
+
+    def layer_logits(self, layers, index=None):
+        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class NDLSelect(LayerSelect):
@@ -68,22 +77,40 @@ class NDLSelect(LayerSelect):
 
     def __init__(self, backbone: nn.Module, n_classes: int, *, eps: float = 0.03) -> None:
         super().__init__(backbone, n_classes)
-        depth = len(backbone.layer_feats) - 1
-        self.eps = eps
-        self._hops = Cache(partial(local_hops, eps=eps, depth=depth))
+        self.depth, self.eps = len(backbone.layer_feats) - 1, eps
+        self.prepared = PreparedGraphs(self_loop=False)
         self.register_buffer("hops", None, persistent=False)
 
     def precompute(self, graph: DGLGraph, feat: Tensor) -> None:
         """Find the layer of every node of the graph that blocks will be taken from."""
-        self.hops = local_hops(graph, feat, **self._hops.make.keywords)
+        self.hops = local_hops(graph, feat, self.eps, self.depth)
 
-    def choose(self, layers, graph, feat, labels=None, index=None) -> Selection:
-        layer = Layer(self._layer(graph, feat), index).rows()
-        return replace(self.head.forward_rows(layers, labels, layer), index=index)
+    def forward(self, graph, feat, labels=None, index=None, logits: bool = True) -> Selection:
+        source = layer_source(self.backbone, graph, feat)
+        labels, index = self.head.check_targets(labels, index, source.n_rows)
+        stack = source.stack(index).stored()
+        stack.check_finite(index)
+        layer = LayerRows(self._hops_of(graph, feat), index).rows()
+        return replace(self.head.select(stack, labels, logits, layer=layer), index=index)
 
-    def _layer(self, graph, feat) -> Tensor:
+    @torch.no_grad()
+    def predict(self, graph, feat, batch_size=None, exit_at=1.0, progress=False) -> Selection:
+        if batch_size is not None or exit_at != 1:
+            raise ValueError("NDLSelect predicts all nodes at once; leave out batch_size, exit_at")
+        with evaluating(self):
+            return self(graph, feat)
+
+    @torch.no_grad()
+    def calibrate(self, graph, feat, labels, train_index, val_index=None, batch_size=None):
+        if val_index is None:
+            return None
+        with evaluating(self):
+            return self(graph, feat, index=val_index)
+
+    def _hops_of(self, graph, feat: Tensor) -> Tensor:
         if not isinstance(graph, list | tuple):
-            return self._hops(graph, feat)
+            prepared = self.prepared.get(graph, feat)
+            return prepared.hops(feat, lambda g, x: local_hops(g, x, self.eps, self.depth))
         if self.hops is None:
             raise RuntimeError("call precompute(graph, feat) with the whole graph before blocks")
         return self.hops[graph[-1].dstdata[dgl.NID]]

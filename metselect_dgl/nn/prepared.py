@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .. import functional as MF
 from ..checks import check_finite
+from ..functional.graph import fingerprint
 from .adjacency import Adjacency, SparseRows
 
 _GRAPHS = 2  # training and evaluation may take turns between two graphs
@@ -113,6 +114,10 @@ class PreparedGraph:
         rows.feat = feat  # of the same contents
         return rows
 
+    def hops(self, feat: Tensor, find: Callable) -> Tensor:
+        """Return the layer that NDLS gives every node."""
+        return _once(self.of_features, ("hops", id(None)), lambda: find(self.graph, feat))
+
     def propagated(self, feat: Tensor, index: Tensor | None, propagate: Callable) -> Tensor:
         """Return the rows of the propagated features at a known index."""
         whole = _once(
@@ -154,7 +159,7 @@ class PreparedGraphs:
 
 def fingerprint_of(feat: Tensor) -> tuple:
     """Return shape, dtype, device and a position-dependent hash of all bits of a matrix."""
-    return feat.shape, feat.dtype, feat.device, MF.fingerprint(feat)
+    return feat.shape, feat.dtype, feat.device, fingerprint(feat)
 
 
 def _once(derived: dict, key: tuple, make: Callable[[], Any]) -> Any:

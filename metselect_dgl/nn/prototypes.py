@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from ..checks import NotFiniteError, check_finite
-from .cache import Cache
-from .layers import Layer
+from ..checks import NotFiniteError
+from .layer_rows import LayerStack
 
-_KEPT = 0.9  # of the weight of earlier calls, at every call
+_DECAY = 0.9  # weight of earlier calls in a moving average, at every call
+Merge = Callable[[Tensor], None]  # adds a vector up over processes, in place
 
 
 class Prototypes(nn.Module):
@@ -54,13 +54,12 @@ class Prototypes(nn.Module):
         self.in_feats, self.n_classes, self.shrinkage = list(in_feats), n_classes, shrinkage
         self.source = source
         self.gathered: MF.Moments | None = None  # for the next `renew`
-        self._starting = True  # whether it began before there were prototypes
+        self._starting = True  # whether gathering began before there were prototypes
         self.register_buffer("count", torch.zeros(n_classes))
         for depth, width in enumerate(self.in_feats):
             self.register_buffer(f"mean_{depth}", torch.zeros(n_classes, width))
             self.register_buffer(f"factor_{depth}", torch.zeros(width, width))
         self._warned = False
-        self._of_source = Cache(_source_moments)
 
     def reset_parameters(self) -> None:
         """Forget the moments."""
@@ -70,10 +69,12 @@ class Prototypes(nn.Module):
 
     @property
     def means(self) -> list[Tensor]:
+        """The class means of every layer, [C, D_l]."""
         return [self.get_buffer(f"mean_{depth}") for depth in range(len(self.in_feats))]
 
     @property
     def factors(self) -> list[Tensor]:
+        """The whitening factors of every layer, [D_l, D_l]."""
         return [self.get_buffer(f"factor_{depth}") for depth in range(len(self.in_feats))]
 
     @property
@@ -86,74 +87,62 @@ class Prototypes(nn.Module):
         """The layers that have any spread, [L]."""
         return torch.stack([factor.any() for factor in self.factors])
 
-    @torch.no_grad()
-    def update(self, layers: Sequence[Tensor | Layer], labels: Tensor) -> None:
-        """Set the prototypes from the given rows of every layer, whose classes are `labels`."""
-        layers = [h if isinstance(h, Layer) else Layer(h) for h in layers]
-        moments = self._finite_moments(layers, labels)
-        fourth = None
-        if self.shrinkage == "ledoit_wolf":
-            rows = [layer.rows() for layer in layers]
-            fourth = MF.fourth_moments(rows, labels, moments.means())
-        self.set(moments, fourth)
-        self._warn_missing()
+    def update(self, layers: Sequence[Tensor], labels: Tensor) -> None:
+        """Set the prototypes from the rows of a list of layers, whose classes are `labels`."""
+        self.estimate(LayerStack.of(layers), labels)
 
     @torch.no_grad()
-    def learn(self, layers: Sequence[Layer], labels: Tensor) -> None:
+    def estimate(self, stack: LayerStack, labels: Tensor, merge: Merge | None = None) -> None:
+        """Set the prototypes from the rows of a stack, whose classes are `labels`; with `merge`,
+        also from those of the other processes."""
+        fourth = None
+        if merge is not None:
+            moments, _ = _merged(_shifted(self, stack, labels), merge)
+        else:
+            moments = _finite_moments(stack, labels, self.n_classes)
+            if self.shrinkage == "ledoit_wolf":
+                fourth = MF.fourth_moments(stack.rows(), labels, moments.means())
+        self.set(moments, fourth)
+        _warn_missing(self)
+
+    @torch.no_grad()
+    def learn(self, stack: LayerStack, labels: Tensor) -> None:
         """Take in the rows of a training call, as `source` says; in a first epoch without
-        prototypes, those of what was gathered so far serve."""
+        prototypes, those of what was gathered so far are used."""
         if self.source == "call":
-            self.update(layers, labels)
+            self.estimate(stack, labels)
             return
-        self.gather(layers, labels)
+        self.gather(stack, labels)
         if self.source == "ema" or self._starting:
             self.set(self.gathered)
 
     @torch.no_grad()
-    def gather(self, layers: Sequence[Layer], labels: Tensor) -> None:
-        """Add the rows of a call to those that the next prototypes are made of."""
-        fresh, old = self._finite_moments(layers, labels), self.gathered
+    def gather(self, stack: LayerStack, labels: Tensor) -> None:
+        """Add the rows of a call to those that the next prototypes are estimated from."""
+        fresh, old = _finite_moments(stack, labels, self.n_classes), self.gathered
         if old is None:
             self._starting = not self.valid.any()
-            old = self._nothing()
-        self.gathered = (old.scaled(_KEPT) if self.source == "ema" else old).merge(fresh)
+            old = _no_moments(self)
+        self.gathered = (old.scaled(_DECAY) if self.source == "ema" else old).merge(fresh)
 
     @torch.no_grad()
-    def renew(self, merge: Callable[[Tensor], None] | None = None) -> None:
-        """Set the prototypes from what was gathered, and begin anew (but for ``"ema"``). `merge`
-        adds a vector up over processes, in place: called once by each, also by one that has
-        nothing to add."""
-        gathered, processes = (self.gathered, 1) if merge is None else self._merged(merge)
+    def renew(self, merge: Merge | None = None) -> None:
+        """Set the prototypes from what was gathered, and start over (except for ``"ema"``). With
+        `merge` it is called once by every process, also by one that has nothing to add."""
+        if self.source == "call":
+            return
+        gathered, processes = self.gathered, 1
+        if merge is not None:
+            gathered, processes = _merged(gathered or _no_moments(self), merge)
         if gathered is None or not gathered.count.any():
             raise RuntimeError("there were no training calls to renew the moments from")
         self.set(gathered)
-        self._warn_missing()
+        _warn_missing(self)
         self._starting = False
         self.gathered = None
         if self.source == "ema":
-            self.gathered = gathered.scaled(1 / processes).about([h.clone() for h in self.means])
-
-    def _merged(self, merge: Callable[[Tensor], None]) -> tuple[MF.Moments, int]:
-        """(the moments of all processes, their number)."""
-        here = self._nothing() if self.gathered is None else self.gathered
-        vector = torch.cat([here.flat(), here.count.new_ones(1).double()])
-        merge(vector)
-        return here.with_flat(vector[:-1]), round(vector[-1].item())
-
-    def _nothing(self) -> MF.Moments:
-        """The moments of no node, about the prototypes (0 before there are any): the same shifts in
-        all processes, so that their sums add up."""
-        shifts = [h.clone() for h in self.means]
-        sums = [torch.zeros_like(each, dtype=torch.float64) for each in shifts]
-        grams = [each.new_zeros(each.shape[1], each.shape[1]) for each in sums]
-        return MF.Moments(sums[0].new_zeros(len(sums[0])), shifts, sums, grams)
-
-    def _finite_moments(self, layers, labels) -> MF.Moments:
-        moments = self._moments(layers, labels)
-        if not all(torch.isfinite(each.sum()) for each in moments.means() + moments.grams):
-            nodes = next((layer.index for layer in layers if layer.index is not None), None)
-            check_finite([layer.rows() for layer in layers], nodes=nodes)
-        return moments
+            means = [mean.clone() for mean in self.means]
+            self.gathered = gathered.scaled(1 / processes).about(means)
 
     @torch.no_grad()
     def set(self, moments: MF.Moments, fourth: Tensor | None = None) -> None:
@@ -169,62 +158,69 @@ class Prototypes(nn.Module):
         for old, new in zip(self.means + self.factors, means + factors, strict=True):
             old.copy_(new)
 
-    def _moments(self, layers: list[Layer], labels: Tensor) -> MF.Moments:
-        """Of a layer that is a linear map of constants, by mapping the moments of those."""
-        plain = [layer for layer in layers if layer.linear is None]
-        index = [layer.index for layer in plain]
-        sources = [layer.source for layer in plain]
-        moments = MF.moments(sources, labels, self.n_classes, index=index)
-        for depth, layer in enumerate(layers):
-            if layer.linear is not None:
-                source = self._of_source(layer.source, layer.index, labels, self.n_classes)
-                image = source.mapped(layer.linear.weight, layer.linear.bias)
-                moments = moments.with_layer(depth, image)
-        return moments
-
-    def metric(self, layers: Sequence[Layer] = (), labels: Tensor | None = None) -> dict:
-        """What the functions of :mod:`metselect_dgl.functional` want to know; copies, so that an
-        update does not disturb a backward pass that is still to come.
-
-        With the `layers` and `labels` of the last update, on the sources of those that are mapped:
-        || R (W x - W mu) || = || (R W) (x - mu) ||.
-        """
-        self._check_there()
-        means, factors = ([each.clone() for each in all_] for all_ in (self.means, self.factors))
-        for depth, layer in enumerate(layers):
-            if layer.linear is not None:
-                source = self._of_source(layer.source, layer.index, labels, self.n_classes)
-                means[depth] = source.means()[0].to(means[depth])
-                factors[depth] = factors[depth] @ layer.linear.weight.detach()
-        return {"means": means, "factors": factors, "valid": self.valid}
-
-    def metric_of(self, depth: int) -> dict:
-        """The same of one layer; not copied."""
-        self._check_there()
-        mean, factor = self.get_buffer(f"mean_{depth}"), self.get_buffer(f"factor_{depth}")
-        return {"means": [mean], "factors": [factor], "valid": self.valid}
-
-    def _check_there(self) -> None:
-        if not self.valid.any():
+    def metric(self, depth: int | None = None) -> dict:
+        """Return means, factors and valid classes as :mod:`metselect_dgl.functional` takes them: of
+        one layer, or of all as copies, so that an update does not disturb a backward pass that is
+        still to come."""
+        valid = self.valid
+        if not valid.any():
             raise RuntimeError(
                 "there are no class moments yet; train with model(graph, feat, labels=..., "
                 "index=...), call model.calibrate(...), or load a state_dict first"
             )
+        if depth is not None:
+            mean, factor = self.get_buffer(f"mean_{depth}"), self.get_buffer(f"factor_{depth}")
+            return {"means": [mean], "factors": [factor], "valid": valid}
+        means = [mean.clone() for mean in self.means]
+        factors = [factor.clone() for factor in self.factors]
+        return {"means": means, "factors": factors, "valid": valid}
 
-    def _warn_missing(self) -> None:
-        missing = (~self.valid).nonzero().flatten().tolist()
-        if missing and not self._warned:
-            self._warned = True
-            which = "class" if len(missing) == 1 else "each of the classes"
-            warnings.warn(
-                f"{which} {', '.join(map(str, missing))} has no labelled node; its distance is "
-                "infinite and it is never predicted",
-                stacklevel=2,
-            )
+    def predictable(self, logits: Tensor | None) -> Tensor | None:
+        """Return the logits with -inf for every class that has no training node."""
+        valid = self.valid
+        return logits if logits is None or valid.all() else logits.masked_fill(~valid, -torch.inf)
 
     def extra_repr(self) -> str:
         return f"{self.in_feats}, n_classes={self.n_classes}, shrinkage={self.shrinkage!r}"
 
 
-def _source_moments(source: Tensor, index: Tensor | None, labels: Tensor, n_classes: int):
-    return MF.moments([source], labels, n_classes, index=index)
+def _finite_moments(stack: LayerStack, labels: Tensor, n_classes: int) -> MF.Moments:
+    """Return the moments of the rows, or raise an error that names what is not finite."""
+    moments = stack.moments(labels, n_classes)
+    if not all(torch.isfinite(part.sum()) for part in moments.means() + moments.grams):
+        nodes = next((layer.index for layer in stack.layers if layer.index is not None), None)
+        stack.check_finite(nodes)
+    return moments
+
+
+def _no_moments(prototypes: Prototypes) -> MF.Moments:
+    """Return the moments of no node about the prototypes (0 before there are any): the same shifts
+    in all processes, so that their sums add up."""
+    return MF.Moments.zeros([mean.clone() for mean in prototypes.means])
+
+
+def _shifted(prototypes: Prototypes, stack: LayerStack, labels: Tensor) -> MF.Moments:
+    """Return the moments of the rows, of which there may be none, about the prototypes."""
+    moments = _no_moments(prototypes)
+    if len(labels) == 0:
+        return moments
+    return moments.merge(_finite_moments(stack, labels, prototypes.n_classes))
+
+
+def _merged(moments: MF.Moments, merge: Merge) -> tuple[MF.Moments, int]:
+    """Return the moments of all processes, and their number."""
+    vector = torch.cat([moments.flat(), moments.count.new_ones(1).double()])
+    merge(vector)
+    return moments.with_flat(vector[:-1]), round(vector[-1].item())
+
+
+def _warn_missing(prototypes: Prototypes) -> None:
+    missing = (~prototypes.valid).nonzero().flatten().tolist()
+    if missing and not prototypes._warned:
+        prototypes._warned = True
+        which = "class" if len(missing) == 1 else "each of the classes"
+        warnings.warn(
+            f"{which} {', '.join(map(str, missing))} has no labelled node; its distance is "
+            "infinite and it is never predicted",
+            stacklevel=3,
+        )

@@ -41,9 +41,9 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
 
     def __init__(self, fanouts: Sequence[int], graph, **options) -> None:
         # DGL 1.1's fused sampling makes blocks of int32 graphs that crash what reads them
-        fused = getattr(graph, "idtype", None) == torch.int64
-        super().__init__(list(fanouts), **{"fused": fused, **options})
         whole = isinstance(graph, dgl.DGLGraph)
+        fused = whole and graph.idtype == torch.int64
+        super().__init__(list(fanouts), **{"fused": fused, **options})
         self.in_degree = graph.in_degrees().float() if whole else graph.ndata[IN_DEGREE]
         self.out_degree = graph.out_degrees().float() if whole else graph.ndata[OUT_DEGREE]
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import singledispatch
 from typing import Protocol
 
-import dgl
 import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from ..checks import check_feat, check_finite
+from ..checks import check_feat, check_finite, check_layers
 from .layer_rows import LayerRows, LayerStack
 from .sampler import DegreeSampler
 
@@ -49,17 +48,22 @@ class StoredLayers:
 
     n_edges = None
 
-    def __init__(self, compute: Callable[[], Sequence[Tensor]], n_rows: int | None = None) -> None:
-        self._compute, self._n_rows = compute, n_rows
+    def __init__(
+        self,
+        compute: Callable[[], Sequence[Tensor]],
+        layer_feats: Sequence[int] | None,
+        n_rows: int | None = None,
+    ) -> None:
+        self._compute, self._layer_feats, self._n_rows = compute, layer_feats, n_rows
         self._layers: list[Tensor] | None = None
 
     @property
     def layers(self) -> list[Tensor]:
         """The layers; of blocks, the first rows of each are the seeds."""
         if self._layers is None:
-            layers = list(self._compute())
-            rows = len(layers[-1])
-            self._layers = [h if len(h) == rows else h[:rows] for h in layers]
+            self._layers = list(self._compute())
+            if self._layer_feats is not None:
+                self._layers = check_layers(self._layers, self._layer_feats, self._layers[-1])
         return self._layers
 
     @property
@@ -112,14 +116,14 @@ class GraphSource:
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
         prepared = self._prepare()
-        yield 0, _whole(self._first(prepared, None).rows())
+        yield 0, _whole(0, self._first(prepared, None).rows())
         h = self.feat
         for depth in range(self.backbone.num_layers):
             h = self._next(depth, prepared, h, None)[0]
-            yield depth + 1, _whole(h)
+            yield depth + 1, _whole(depth + 1, h)
 
     def repeatable(self) -> LayerSource:
-        return StoredLayers(lambda: self.stack().rows(), self.n_rows)
+        return StoredLayers(lambda: self.stack().rows(), self.backbone.layer_feats, self.n_rows)
 
     def settle(self, depth: int, pending: Tensor) -> None:
         """Nothing is saved: a layer is computed for all nodes at once."""
@@ -157,7 +161,8 @@ class GraphSource:
         return out, h if backbone.drops else again, index is not None
 
 
-def _whole(h: Tensor) -> Batches:
+def _whole(depth: int, h: Tensor) -> Batches:
+    check_finite([h], first=depth)
     yield slice(None), h
 
 
@@ -250,7 +255,7 @@ class BatchedSource:
         pending = self.pending[depth]
         if pending is None:
             everything = torch.arange(self.n_rows, device=self.feat.device)
-            yield from _slices(everything, self.batch_size)
+            yield from batches_of(everything, self.batch_size)
             return
         for nodes in pending.nonzero().squeeze(1).split(self.batch_size):
             yield nodes, nodes
@@ -276,7 +281,7 @@ class BatchedSource:
         self.pending[depth + 1] = upstream
 
 
-def _slices(nodes: Tensor, batch_size: int) -> Iterator[tuple[Rows, Tensor]]:
+def batches_of(nodes: Tensor, batch_size: int) -> Iterator[tuple[Rows, Tensor]]:
     """Yield the positions and the entries of consecutive batches."""
     for start in range(0, len(nodes), batch_size):
         rows = slice(start, start + batch_size)
@@ -297,7 +302,7 @@ def layer_source(
     must offer.
     """
     if batch_size is None:
-        return StoredLayers(lambda: backbone(graph, feat))
+        return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats)
     if len(feat) != graph.num_nodes():
         raise ValueError(f"feat has {len(feat)} rows for {graph.num_nodes()} nodes")
     return BatchedSource(backbone, graph, feat, batch_size)

@@ -1,15 +1,6 @@
 """Train a model on the whole graph, in mini-batches or on partitions, and load it again."""
 
 from .loop import Run, TrainingLoop, load_checkpoint, prepare
-from .run import load_run, make_loop, run_loop, train
+from .run import load_run, run_loop, train
 
-__all__ = [
-    "Run",
-    "TrainingLoop",
-    "load_checkpoint",
-    "load_run",
-    "make_loop",
-    "prepare",
-    "run_loop",
-    "train",
-]
+__all__ = ["Run", "TrainingLoop", "load_checkpoint", "load_run", "prepare", "run_loop", "train"]

@@ -5,8 +5,8 @@ Node numbers of a partitioned graph are DGL's own; `node_id` has those of the da
 
 import json
 import os
-import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +15,17 @@ import dgl
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..atomic_file import write_atomic
 from ..config import Config
 from ..data import NodeDataset, Split
-from ..nn import Prototypes, Selection
-from ..nn.inference import Sweep, infer_on, rows_on
-from ..nn.layers import Layer
-from .distributed import Team, team_of_torchrun
-from .loop import prepare
-from .minibatch import BatchLoop
+from ..nn import BatchedSource, DegreeSampler, LayerSelect, LayerStack, Selection
+from ..nn.head import evaluating
+from ..nn.source import batches_of
+from .batches import Batch, seed_all
+from .distributed import ProcessGroup, process_group
+from .evaluate import accuracy
+from .loop import TrainingLoop, prepare
 from .run import run_loop
 
 NAME, ABOUT = "graph", "metselect.json"
@@ -64,7 +66,7 @@ def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed:
 
 @dataclass
 class Partitioned:
-    """The partitioned dataset as a trainer sees it: in the seat of a `NodeDataset`."""
+    """The partitioned dataset as a trainer sees it: in place of a `NodeDataset`."""
 
     graph: dgl.distributed.DistGraph
     about: dict
@@ -87,15 +89,15 @@ class Partitioned:
 
     @cached_property
     def nodes(self) -> Tensor:
-        """Those of this trainer, in order."""
+        """The nodes of this trainer, in order."""
         return self._share(torch.ones(self.graph.num_nodes(), dtype=torch.bool))
 
     def split(self, _: int) -> Split:
-        """Of every set as many as of the others' for this trainer; `partition` chose the split."""
+        """Return the share of this trainer in every set; `partition` chose the split."""
         return Split(*(self._share(self.graph.ndata[f"{part}_mask"]) for part in Split._fields))
 
     def own(self, part: str) -> Tensor:
-        """Those of a set that are among this trainer's `nodes`."""
+        """Return the nodes of a set that are among this trainer's `nodes`."""
         return self.nodes[self.graph.ndata[f"{part}_mask"][self.nodes].bool()]
 
     def _share(self, mask) -> Tensor:
@@ -107,8 +109,8 @@ class Partitioned:
 
 
 def connect(folder: Path, ip_config: str | None) -> Partitioned:
-    """The partitioned graph: of the servers in `ip_config`, or, without it, of this process alone.
-    Where the environment says that this process is a server, it is one until the end."""
+    """Return the partitioned graph of the servers in `ip_config` or, without it, of this process
+    alone. Where the environment makes this process a server, it is one until the end."""
     folder = Path(folder)
     if not (folder / ABOUT).exists():
         raise ValueError(f"{folder} holds no partitions; make them with `metselect partition`")
@@ -125,7 +127,7 @@ def connect(folder: Path, ip_config: str | None) -> Partitioned:
 
 
 def check_clients(environment, parts: int) -> None:
-    """Servers wait for exactly DGL_NUM_CLIENT clients, for ever: refuse a number that is wrong."""
+    """Raise an error for a wrong DGL_NUM_CLIENT: servers wait for exactly so many, for ever."""
     clients, samplers = environment.get("DGL_NUM_CLIENT"), environment.get("DGL_NUM_SAMPLER", "0")
     if clients is None:
         raise ValueError(
@@ -143,21 +145,30 @@ def check_clients(environment, parts: int) -> None:
             )
 
 
-class DistSweep(Sweep):
-    """A sweep in which a trainer makes its own nodes and reads the others' from the servers."""
+class PartitionSource(BatchedSource):
+    """A batched source in which a trainer computes its own nodes and reads the layers of others
+    from the servers."""
 
-    def __init__(self, backbone, data: Partitioned, batch_size: int) -> None:
-        super().__init__(backbone, data.graph, data.feat, batch_size)
-        self.mine = data.nodes
+    def __init__(self, backbone: torch.nn.Module, data: Partitioned, batch_size: int) -> None:
+        backbone.check_exact_on_blocks()
+        loops = backbone.self_loop
+        super().__init__(backbone, data.graph, data.feat, batch_size, loops=loops)
+        self.own = data.nodes
 
-    def nodes(self, depth: int) -> Tensor:
-        return self.mine
+    @property
+    def n_rows(self) -> int:
+        """The number of nodes of this trainer."""
+        return len(self.own)
+
+    def nodes(self, depth: int) -> Iterator:
+        return batches_of(self.own, self.batch_size)
 
     def position(self, nodes: Tensor) -> Tensor:
-        return torch.searchsorted(self.mine, nodes)
+        """Return the rows of own nodes."""
+        return torch.searchsorted(self.own, nodes)
 
     def store(self, depth: int, width: int):
-        """Layers take turns in two tensors of the servers."""
+        """Return one of two tensors of the servers, which layers use in turn."""
         shape, name = (self.graph.num_nodes(), width), f"layer-{depth % 2}-{width}"
         return dgl.distributed.DistTensor(shape, torch.float32, name, init_func=_zeros)
 
@@ -169,131 +180,123 @@ def _zeros(shape, dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
-class DistLoop(BatchLoop):
-    """The loop in mini-batches on a partitioned graph: every trainer has its own training nodes."""
+class PartitionBatches:
+    """Mini-batches of a partitioned graph: every trainer has its own training nodes."""
 
-    def __init__(self, config: Config, data: Partitioned, out: Path | None, team: Team) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: Partitioned,
+        backbone: torch.nn.Module,
+        group: ProcessGroup,
+    ) -> None:
         if config.self_loop and data.about["self_loops"]:
             raise ValueError(
                 f"{data.name} was partitioned with self-loops; leave out --self-loop, or partition "
                 "the graph without them"
             )
-        super().__init__(config, data, out, team)
+        self.config, self.data, self.group = config, data, group
+        self.split = data.split(config.split)
         self.loader = dgl.dataloading.DistNodeDataLoader(
             data.graph,
             self.split.train,
-            self.sampler,
-            batch_size=-(-config.batch_size // team.size),
+            DegreeSampler(config.num_layers * [config.fanout], data.graph),
+            batch_size=-(-config.batch_size // group.size),
             shuffle=True,
         )
 
-    def _batches(self, epoch: int) -> Iterator[tuple[float, Tensor, Tensor, list]]:
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of this trainer."""
+        seed_all(self.config.seed, epoch, self.group.rank)
         for sources, seeds, blocks in self.loader:
-            yield 1.0, self.data.feat[sources], self.data.labels[seeds], blocks
+            yield Batch(1.0, blocks, self.data.feat[sources], self.data.labels[seeds])
 
-    def _learn(self) -> Tensor:
-        """Trainers may have unequal numbers of batches: those that are done wait for the others."""
-        if self.team.size == 1:
-            return super()._learn()
-        with self.wrapped.join():
-            return super()._learn()
-
-    def _sweep(self) -> DistSweep:
-        return DistSweep(self.model.backbone, self.data, self.config.batch_size)
-
-    def judge(self) -> dict:
-        self._held_out = self._collect()
-        return super().judge()
-
-    def validate(self) -> Selection:
-        moments, layers, labels = self._held_out
-        if moments is not None:
-            self.prototypes.load_state_dict(moments)
-        with torch.no_grad():
-            self.model.eval()
-            return self.model.head.calibrate(layers, labels) or self.model.head(layers)
-
-    def validation_labels(self) -> Tensor:
-        return self._held_out[2]
+    def joined(self, wrapped: torch.nn.Module) -> AbstractContextManager:
+        """Return the context of an epoch: trainers that have fewer batches wait for the others."""
+        return nullcontext() if self.group.size == 1 else wrapped.join()
 
     @torch.no_grad()
-    def _collect(self) -> tuple:
-        """(prototypes of all training nodes; on the first trainer, the rows of every layer at all
-        validation nodes, and their labels), with the present weights."""
-        sweep, train, val = self._sweep(), self.data.own("train"), self.data.own("val")
-        both = torch.cat([train, val])
-        layers = rows_on(self.model, sweep, sweep.position(both))
-        labels, cut = self.data.labels[both], len(train)
-        moments = None
-        if self.prototypes is not None:
-            known = self.prototypes
-            fresh = Prototypes(
-                known.in_feats, known.n_classes, shrinkage=known.shrinkage, source="epoch"
-            )
-            if cut:
-                metric = self.model.head.project([Layer(h[:cut]) for h in layers])
-                fresh.gather(metric, labels[:cut])
-            fresh.renew(self.team.sum)
-            moments = fresh.state_dict()
-        parts = self.team.gather([*(h[cut:] for h in layers), labels[cut:]])
-        *rows, labels = (torch.cat(each) for each in zip(*parts, strict=True))
-        return moments, rows, labels
+    def validate(self, model: LayerSelect) -> tuple[Selection, Tensor] | None:
+        """Estimate the moments from the training nodes of all trainers, and calibrate on the
+        validation nodes of all in the first one; None in others."""
+        source = PartitionSource(model.backbone, self.data, self.config.batch_size)
+        train, val = self.data.own("train"), self.data.own("val")
+        nodes, n_train = torch.cat([train, val]), len(train)
+        with evaluating(model):
+            stack = source.stack(source.position(nodes))
+            labels = self.data.labels[nodes]
+            model.head.estimate(stack.part(slice(n_train)), labels[:n_train], self.group.sum)
+            rows = stack.part(slice(n_train, None)).rows()
+            gathered = self.group.gather([*rows, labels[n_train:]])
+            if self.group.rank > 0:
+                return None
+            *layers, labels = (torch.cat(parts) for parts in zip(*gathered, strict=True))
+            return model.head.compare(LayerStack.of(layers), labels), labels
 
-    @torch.no_grad()
-    def result(self) -> dict:
-        """Accuracies of the best epoch's model on all nodes; written by the first trainer."""
-        self.model.load_state_dict(self.team.share(self.state.best_model))
-        self._held_out = self._collect()
-        held_out = self.validate() if self.team.rank == 0 else None
-        self.team.share_buffers(self.model)
-        sweep = self._sweep()
-        answers = infer_on(self.model, sweep).logits.argmax(1)
-        counts = torch.zeros(2, 2, dtype=torch.float64, device=self.device)
-        for row, name in zip(counts, ("train", "test"), strict=True):
-            part = self.data.own(name)
-            right = answers[sweep.position(part)] == self.data.labels[part]
-            row += torch.tensor([right.sum(), len(right)])
-        self.team.sum(counts)
-        metrics = {"epochs": self.state.epoch, "best_epoch": self.state.best_epoch}
-        for name, (right, all_) in zip(("train", "test"), counts.tolist(), strict=True):
-            metrics[name] = {"accuracy": right / all_}
-        if held_out is not None:
-            right = held_out.logits.argmax(1) == self._held_out[2]
-            metrics["val"] = {"accuracy": right.double().mean().item()}
-            if self.out is not None:
-                text = json.dumps(metrics, indent=1)
-                write_atomic(self.out / "metrics.json", lambda file: file.write(text.encode()))
-        return metrics
+    def predict(self, model: LayerSelect) -> tuple[Selection, PartitionSource]:
+        """Return the selection for the nodes of this trainer, and their source."""
+        with evaluating(model):
+            source = PartitionSource(model.backbone, self.data, self.config.batch_size)
+            return model.head.predict(source), source
+
+
+@torch.no_grad()
+def partition_result(loop: TrainingLoop) -> dict:
+    """Return the accuracies of the best epoch's model; the first trainer writes them."""
+    group, batches, data = loop.group, loop.batches, loop.data
+    loop.model.load_state_dict(group.broadcast(loop.state.best_model))
+    validation = batches.validate(loop.model)
+    group.broadcast_buffers(loop.model)
+    selection, source = batches.predict(loop.model)
+    answers = selection.logits.argmax(1)
+    counts = torch.zeros(2, 2, dtype=torch.float64)
+    for row, name in zip(counts, ("train", "test"), strict=True):
+        nodes = data.own(name)
+        right = answers[source.position(nodes)] == data.labels[nodes]
+        row += torch.tensor([right.sum(), len(right)])
+    group.sum(counts)
+    metrics = {"epochs": loop.state.epoch, "best_epoch": loop.state.best_epoch}
+    for name, (right, total) in zip(("train", "test"), counts.tolist(), strict=True):
+        metrics[name] = {"accuracy": right / total}
+    if validation is not None:
+        selection, labels = validation
+        metrics["val"] = {"accuracy": accuracy(selection.logits.argmax(1), labels)}
+        if loop.out is not None:
+            text = json.dumps(metrics, indent=1)
+            write_atomic(loop.out / "metrics.json", lambda file: file.write(text.encode()))
+    return metrics
 
 
 def train_partitions(
-    config: Config, folder: Path, ip_config: str | None, out: Path, *, progress: bool = True
+    config: Config,
+    folder: Path,
+    ip_config: str | None,
+    out: Path,
+    *,
+    progress: bool = True,
+    keep_memory: bool = False,
 ) -> None:
     """Train on the partitions in `folder`, print the figures and leave them in `out`.
 
-    A trainer that fails would leave the others and the servers waiting for it: its process ends at
-    once, and whoever started it should end the rest.
+    A trainer that fails would leave the others and the servers waiting for it: its process must end
+    at once (see `cli.main`), and whoever started it should end the rest.
     """
     trains = os.environ.get("DGL_ROLE") != "server"
     if trains and config.batch_size is None:
         raise ValueError("training on partitions is in mini-batches; give a --batch-size")
     if torch.device(config.device).type != "cpu" or config.row_normalize is not None:
         raise ValueError("training on partitions is on CPUs, on features as `partition` wrote them")
+    if keep_memory:
+        ops.keep_freed_memory()
     data = connect(folder, ip_config)
     given = {name: data.about[name] for name in ("dataset", "split", "seed")}
-    try:
-        with team_of_torchrun(config.device) as team:
-            loop = DistLoop(replace(config, **given), data, out, team)
-            run_loop(loop, progress=progress and team.rank == 0)
-            metrics = loop.result()
-            if team.rank == 0:
-                shown = {part: f"{100 * metrics[part]['accuracy']:.1f}" for part in Split._fields}
-                print(f"{data.name}, {team.size} trainers: accuracy in % {shown}; results in {out}")
-            data.graph.barrier()
-            if ip_config is not None:
-                dgl.distributed.exit_client()
-    except Exception as error:
-        if ip_config is None:
-            raise
-        print(f"metselect: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
+    with process_group(config.device) as group:
+        loop = TrainingLoop(replace(config, **given), data, out, group, PartitionBatches)
+        run_loop(loop, progress=progress and group.rank == 0)
+        metrics = partition_result(loop)
+        if group.rank == 0:
+            shown = {part: f"{100 * metrics[part]['accuracy']:.1f}" for part in Split._fields}
+            print(f"{data.name}, {group.size} trainers: accuracy in % {shown}; results in {out}")
+        data.graph.barrier()
+        if ip_config is not None:
+            dgl.distributed.exit_client()

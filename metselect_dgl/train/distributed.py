@@ -2,8 +2,8 @@
 
 import os
 import signal
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+_SIGNAL_SECONDS = 5  # after which torchrun has told this process if another one exited
+
 
 @dataclass(frozen=True)
-class Team:
-    """This process's place among `size` ones."""
+class ProcessGroup:
+    """The rank of this process among `size` processes."""
 
     rank: int = 0
     size: int = 1
@@ -26,8 +28,13 @@ class Team:
         if self.size > 1:
             dist.all_reduce(vector)
 
-    def share(self, value: Any) -> Any:
-        """The first process's value."""
+    @property
+    def merge(self) -> Callable[[Tensor], None] | None:
+        """The function `sum`; None if there is nobody to add to."""
+        return self.sum if self.size > 1 else None
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the value of the first process."""
         if self.size == 1:
             return value
         box = [value]
@@ -35,22 +42,22 @@ class Team:
         return box[0]
 
     def gather(self, value: Any) -> list:
-        """On the first process, the values of all; on others, their own alone."""
+        """Return, on the first process, the values of all; on others, their own alone."""
         if self.size == 1:
             return [value]
         box = [None] * self.size if self.rank == 0 else None
         dist.gather_object(value, box, dst=0)
         return box or [value]
 
-    def share_buffers(self, model: nn.Module) -> None:
-        """Give every process the first one's buffers."""
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        """Give every process the buffers of the first one."""
         if self.size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)
 
     def wrap(self, model: nn.Module, unused: bool) -> nn.Module:
-        """The model whose gradients are the mean over processes; `unused`: some of its parameters
-        may get none. Buffers are shared by hand, at the end of epochs."""
+        """Return the model whose gradients are the mean over processes; `unused`: some of its
+        parameters may get none. Buffers are broadcast at the end of epochs."""
         if self.size == 1:
             return model
         return nn.parallel.DistributedDataParallel(
@@ -58,52 +65,51 @@ class Team:
         )
 
 
-ALONE = Team()
+SINGLE = ProcessGroup()
+
+
+class WorkerExited(RuntimeError):
+    """Another process of the group exited, and torchrun ends this one."""
+
+
+def world_size() -> int:
+    """Return the number of processes that torchrun started; 1 if it did not."""
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @contextmanager
-def team_of_torchrun(device: str = "cpu") -> Iterator[Team]:
-    """The processes that torchrun started, connected until the end, which is also theirs; a process
-    of its own if it did not. One that is lost ends the others with a message."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
+def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
+    """Connect the processes that torchrun started, or return a group of one if it did not.
+
+    When a worker exits, torchrun sends SIGTERM to the others: that signal, not the text of an
+    error, is what makes this one stop with `WorkerExited`.
+    """
+    size = world_size()
     if size == 1:
-        yield ALONE
+        yield SINGLE
         return
     rank = int(os.environ["RANK"])
-    lost = (
-        f"another of the {size} processes was lost; run the same command again: it goes on from "
-        "the last checkpoint"
-    )
 
-    def ended(*_) -> None:  # torchrun ends the others when it misses one
-        sys.stderr.write(f"metselect: process {rank}: {lost}\n")
-        sys.stderr.flush()
-        os._exit(143)
+    def stop(*_) -> None:
+        raise WorkerExited(
+            f"process {rank}: another of the {size} processes exited; run the same command again: "
+            "it resumes from the last checkpoint"
+        )
 
-    before = signal.signal(signal.SIGTERM, ended)
+    before = signal.signal(signal.SIGTERM, stop)
     gpu = torch.device(device).type == "cuda"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # The others wait while the first one validates on the whole graph; one that is lost is noticed
-    # by its closed connection, not by a timeout.
+    # The others wait while the first one validates on the whole graph: no timeout of minutes.
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(days=1))
     try:
-        yield Team(rank, size)
+        yield ProcessGroup(rank, size)
         dist.barrier()  # nobody leaves before the first one has written its results
-    except RuntimeError as error:
-        if not _of_a_peer(error):
-            raise
-        raise RuntimeError(f"process {rank}: {lost} ({str(error).splitlines()[0]})") from error
+    except WorkerExited:
+        raise
+    except RuntimeError:
+        time.sleep(_SIGNAL_SECONDS)  # a broken connection: the signal, if any, follows
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
     dist.destroy_process_group()
-    # Threads of gloo may outlive the group, and then abort an ordinary exit of the process.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _of_a_peer(error: RuntimeError) -> bool:
-    """Whether it is what gloo or nccl say when a process is gone."""
-    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo", "NCCL")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)

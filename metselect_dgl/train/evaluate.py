@@ -1,4 +1,4 @@
-"""How good a run is: accuracy and F1, every fixed layer, the oracle and the luck in it."""
+"""Figures of a run: accuracy and F1, every fixed layer, the oracle and how much of it is chance."""
 
 import torch
 from torch import Tensor
@@ -10,22 +10,22 @@ SHUFFLES = 20
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Share of equal entries; NaN of none."""
+    """Return the share of equal entries; NaN of none."""
     return (predicted == labels).double().mean().item()
 
 
 def f1_scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
-    """Macro and weighted F1 over the classes that occur, as scikit-learn counts them."""
+    """Return macro and weighted F1 over the classes that occur, as scikit-learn counts them."""
     classes = torch.unique(torch.cat([predicted, labels]))
-    said, true = predicted == classes[:, None], labels == classes[:, None]  # [C, n]
-    both = (said & true).sum(1).double()
-    f1 = 2 * both / (said.sum(1) + true.sum(1))
+    answered, true = predicted == classes[:, None], labels == classes[:, None]  # [C, n]
+    both = (answered & true).sum(1).double()
+    f1 = 2 * both / (answered.sum(1) + true.sum(1))
     weight = true.sum(1).double() / max(len(labels), 1)
     return {"macro_f1": f1.mean().item(), "weighted_f1": (f1 * weight).sum().item()}
 
 
 def scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy and F1."""
+    """Return accuracy and F1."""
     return {"accuracy": accuracy(predicted, labels), **f1_scores(predicted, labels)}
 
 
@@ -35,10 +35,10 @@ def layer_report(
     selection: Selection,
     data: NodeDataset,
     index: Tensor,
-    layers: list[Tensor] | None = None,
+    layers: list[Tensor],
 ) -> dict:
-    """What choosing per node is worth on the nodes `index`, whose rows of every layer are `layers`
-    (made here if they are not given).
+    """Return what selecting per node is worth on the nodes `index`, whose rows of every layer are
+    `layers`.
 
     `fixed`: accuracy of each layer's decoder for all nodes. `oracle`: a node counts if any layer
     is right. `lucky_oracle`: the same when all but the best layer answer for another node, the
@@ -54,9 +54,7 @@ def layer_report(
             _shares(selection.layer[index[types == kind]], n_layers)
             for kind in range(data.node_type.max() + 1)
         ]
-    model.eval()
-    given = (model.backbone(data.graph, data.feat), index) if layers is None else (layers,)
-    logits = model.head.layer_logits(*given)
+    logits = model.head.layer_logits(layers)
     if logits is None:
         return report
     labels = data.labels[index]

@@ -1,9 +1,11 @@
-"""The training loop on the whole graph: early stop, checkpoints that resume bit-identically."""
+"""The training loop: early stopping, and checkpoints that resume to the last bit."""
 
+import copy
 import dataclasses
 import json
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +17,15 @@ from torch import Tensor
 from ..atomic_file import write_atomic
 from ..checks import NotFiniteError
 from ..config import Config
-from ..data import NodeDataset, Split
-from ..nn import LayerSelect, Selection, without_logits
+from ..data import NodeDataset
+from ..functional import Moments
+from ..nn import LayerSelect, Selection, layer_source
 from . import checkpoint
+from .batches import WholeGraph, batches_for
+from .distributed import SINGLE, ProcessGroup
 from .evaluate import accuracy, layer_report, scores
+
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
@@ -36,13 +43,13 @@ class Progress:
     gathered: list = field(default_factory=list)  # moments of mini-batches, not used yet
 
     def better(self, val_accuracy: float, val_loss: float) -> bool:
-        """Higher validation accuracy; equal ones by lower loss."""
+        """Whether the validation accuracy is higher, or equal at a lower loss."""
         return (val_accuracy, -val_loss) > (self.best_accuracy, -self.best_loss)
 
 
 @dataclass
 class Run:
-    """A trained model, what it says of every node, and the figures."""
+    """A trained model, its selection for every node, and the figures."""
 
     config: Config
     model: LayerSelect
@@ -55,7 +62,7 @@ def _on_gpu(config: Config) -> bool:
 
 
 def prepare(config: Config, data: NodeDataset) -> NodeDataset:
-    """The data as the model sees it: normalised, on its device."""
+    """Return the data as the model sees it: normalised, on its device."""
     if _on_gpu(config) and not torch.cuda.is_available():
         raise ValueError(f"device is {config.device!r}, but torch sees no GPU; use --device cpu")
     normalize = config.row_normalize
@@ -66,45 +73,53 @@ def prepare(config: Config, data: NodeDataset) -> NodeDataset:
 
 
 class TrainingLoop:
-    """One run, epoch by epoch; `data` as `prepare` gives it."""
+    """One run, epoch by epoch.
 
-    def __init__(self, config: Config, data: NodeDataset, out: Path | None) -> None:
+    Parameters
+    ----------
+    config : the settings
+    data : the dataset, as `prepare` returns it
+    out : folder for checkpoints and results; None: nothing is written
+    group : the processes that train together
+    make_batches : returns what an epoch consists of; see :func:`batches_for`
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: NodeDataset,
+        out: Path | None,
+        group: ProcessGroup = SINGLE,
+        make_batches: Callable[..., WholeGraph] = batches_for,
+    ) -> None:
+        if config.batch_size is None and group.size > 1:
+            raise ValueError(f"{group.size} processes train in mini-batches; give a --batch-size")
         torch.manual_seed(config.seed)
-        self.config, self.data, self.out = config, data, out and Path(out)
-        labelled = (part[data.labels[part] >= 0] for part in data.split(config.split))
-        self.split = Split(*labelled)
-        for part in ("train", "val"):
-            if len(getattr(self.split, part)) == 0:
-                raise ValueError(
-                    f"split {config.split} of {data.name} has no labelled node for {part}"
-                )
+        self.config, self.data, self.out, self.group = config, data, out and Path(out), group
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
-        self.optimizer = torch.optim.Adam(
-            [p for p in self.model.parameters() if p.requires_grad],
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-        )
+        if config.batch_size is not None and not self.model.head.layerwise:
+            raise ValueError(
+                f"selector {config.selector!r} compares whole layers and has no mini-batches; use "
+                "final or one of metselect, or leave out the batch size"
+            )
+        self.batches = make_batches(config, data, self.model.backbone, group)
+        # FinalSelect leaves layer 0 without a gradient; MetSelect's decoders all get one
+        self.wrapped = group.wrap(self.model, unused=self.model.head.prototypes is None)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.Adam(trained, lr=config.lr, weight_decay=config.weight_decay)
         self.state = Progress()
 
-    @property
-    def may_diverge(self) -> bool:
-        """Whether layers that are not finite end training with the best model, not the process."""
-        return True
-
-    @property
-    def path(self) -> Path:
-        return self.out / "checkpoint.pt"
-
     def finished(self) -> bool:
+        """Whether patience, divergence or the number of epochs ends training."""
         waited = self.state.epoch - 1 - self.state.best_epoch
         enough = self.state.best_epoch >= 0 and waited >= self.config.patience
         return enough or self.state.diverged or self.state.epoch >= self.config.epochs
 
     def epoch(self) -> dict:
-        """One step on the training nodes and, if it is due, one look at the validation nodes.
+        """Train for one epoch and, if it is due, evaluate on the validation nodes.
 
-        Where a layer is not finite any more, training ends and the best model stays; if none was
-        looked at yet, it is an error.
+        Where a layer is not finite any more, training ends and the best model is kept; if there is
+        none yet, or others would wait for this process, it is an error.
         """
         start, state = time.perf_counter(), self.state
         record = {"epoch": state.epoch}
@@ -112,9 +127,9 @@ class TrainingLoop:
             record["loss"] = self.step()
             last = state.epoch + 1 == self.config.epochs
             if last or (state.epoch + 1) % self.config.validate_every == 0:
-                record |= self.judge()
+                record |= self.evaluate()
         except NotFiniteError as error:
-            if state.best_epoch < 0 or not self.may_diverge:
+            if state.best_epoch < 0 or self.group.size > 1:
                 raise
             warnings.warn(f"training diverged in epoch {state.epoch}: {error}", stacklevel=2)
             state.diverged = True
@@ -124,40 +139,73 @@ class TrainingLoop:
         return record
 
     def step(self) -> float:
-        """One step on the training nodes; their loss."""
-        data = self.data
+        """Take one optimiser step per batch of an epoch; return the mean loss over nodes."""
+        self._first_moments()
         self.model.train()
-        with without_logits(self.model):
-            loss = self.model(data.graph, data.feat, data.labels, self.split.train).loss
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return loss.item()
+        total = self._learn()
+        self.group.sum(total)
+        self.model.renew_moments(self.group.merge)
+        return (total[0] / total[1]).item()
 
-    def judge(self) -> dict:
-        """Accuracy and loss on the validation nodes; keeps the model if they are the best."""
-        held_out, state = self.validate(), self.state
-        labels = self.validation_labels()
-        val_accuracy = accuracy(held_out.logits.argmax(1), labels)
-        val_loss = _finite_loss(held_out.logits, labels)
+    def _learn(self) -> Tensor:
+        """Return the sum of the losses of all nodes, and their number, in this process."""
+        total = torch.zeros(2, dtype=torch.float64)
+        with self.batches.joined(self.wrapped):
+            for batch in self.batches.epoch(self.state.epoch):
+                loss = self.wrapped(batch.graph, batch.feat, batch.labels, batch.index, False).loss
+                self.optimizer.zero_grad()
+                (batch.weight * loss).backward()
+                self.optimizer.step()
+                n_nodes = len(batch.labels if batch.index is None else batch.index)
+                total += torch.tensor([loss.item() * n_nodes, n_nodes], dtype=torch.float64)
+        return total.to(self.config.device)
+
+    @torch.no_grad()
+    def _first_moments(self) -> None:
+        """Before the first epoch of mini-batches, take one pass for the moments to start from."""
+        prototypes = self.model.head.prototypes
+        if prototypes is None or prototypes.source == "call" or prototypes.valid.any():
+            return
+        for batch in self.batches.epoch(-1):
+            source, index = layer_source(self.model.backbone, batch.graph, batch.feat), batch.index
+            labels = batch.labels if index is None else batch.labels[index]
+            self.model.head.gather(source.stack(index).stored(), labels)
+        self.model.renew_moments(self.group.merge)
+
+    def evaluate(self) -> dict:
+        """Return accuracy and loss on the validation nodes, and keep the model if they are the
+        best. Training continues with the moments that it had."""
+        state, prototypes, record = self.state, self.model.head.prototypes, None
+        before = None if prototypes is None else copy.deepcopy(prototypes.state_dict())
+        result = self.batches.validate(self.model)
+        if self.group.rank == 0:
+            record = self._keep_best(*result)
+        if before is not None:
+            prototypes.load_state_dict(before)
+        self.group.broadcast_buffers(self.model)
+        best = self.group.broadcast(
+            (record, state.best_accuracy, state.best_loss, state.best_epoch)
+        )
+        record, state.best_accuracy, state.best_loss, state.best_epoch = best
+        return record
+
+    def _keep_best(self, selection: Selection, labels: Tensor) -> dict:
+        state = self.state
+        val_accuracy = accuracy(selection.logits.argmax(1), labels)
+        val_loss = finite_loss(selection.logits, labels)
         if state.better(val_accuracy, val_loss):
             state.best_accuracy, state.best_loss = val_accuracy, val_loss
             state.best_epoch = state.epoch
             state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
         return {"val_accuracy": val_accuracy, "val_loss": val_loss}
 
-    def validate(self) -> Selection:
-        """What is said of the validation nodes, with moments and calibration renewed."""
-        data, split = self.data, self.split
-        return self.model.calibrate(data.graph, data.feat, data.labels, split.train, split.val)
-
-    def validation_labels(self) -> Tensor:
-        """Of the nodes that `validate` speaks of."""
-        return self.data.labels[self.split.val]
-
     def save(self) -> None:
-        if self.out is None:
+        """Write the checkpoint of this epoch, if there is a folder; only the first process does."""
+        if self.out is None or self.group.rank > 0:
             return
+        prototypes = self.model.head.prototypes
+        gathered = None if prototypes is None else prototypes.gathered
+        self.state.gathered = [] if gathered is None else gathered.parts()
         state = {
             "config": dataclasses.asdict(self.config),
             "data": self.data.fingerprint(),
@@ -166,109 +214,107 @@ class TrainingLoop:
             "progress": dataclasses.asdict(self.state),
             "random": _random_states(),
         }
-        checkpoint.save(state, self.path)
+        checkpoint.save(state, self.out / CHECKPOINT)
 
     def resume(self) -> None:
-        """Go on from the checkpoint in `out`, if it is of the same settings."""
-        saved = self._saved()
+        """Resume from the checkpoint in `out`, if there is one and it has the same settings; the
+        first process reads it for all, whose disks may be others."""
+        saved, path = None, self.out and self.out / CHECKPOINT
+        if self.group.rank == 0 and path is not None and path.exists():
+            saved = load_checkpoint(path)
+        saved = self.group.broadcast(saved)
         if saved is not None:
-            with checkpoint.reading(self.path):
-                self._restore(saved)
+            with checkpoint.reading(path):
+                self._restore(saved, path)
 
-    def _saved(self) -> dict | None:
-        """What the checkpoint holds, if there is one."""
-        there = self.out is not None and self.path.exists()
-        return load_checkpoint(self.path) if there else None
-
-    def _restore(self, saved: dict) -> None:
+    def _restore(self, saved: dict, path: Path) -> None:
         old = Config(**saved["config"])
         if old != self.config:
             raise checkpoint.CheckpointError(
                 f"{self.out} holds a run with other settings ({old.differences(self.config)}); "
                 "choose another --out, or --overwrite"
             )
-        check_data(saved, self.data, self.path)
-        checkpoint.load_weights(self.model, saved["model"], self.path)
+        check_data(saved, self.data, path)
+        checkpoint.load_weights(self.model, saved["model"], path)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.state = Progress(**saved["progress"])
+        if self.state.gathered:
+            parts = [part.to(self.config.device) for part in self.state.gathered]
+            self.model.head.prototypes.gathered = Moments.of_parts(parts)
         torch.set_rng_state(saved["random"][0])
         if _on_gpu(self.config):
             torch.cuda.set_rng_state_all(saved["random"][1:])
 
     def result(self) -> Run:
-        """The best epoch's model and its figures."""
+        """Return the best epoch's model and its figures, and write them to the folder."""
         self.model.load_state_dict(self.state.best_model)
-        held_out = self.validate()
-        selection = self.predict()
-        metrics = self.metrics(selection, held_out)
-        if self.out is not None:
-            self.write(selection, metrics)
-        return Run(self.config, self.model, selection, metrics)
-
-    def predict(self) -> Selection:
-        """What is said of every node."""
-        self.model.eval()
-        with torch.no_grad():
-            return self.model(self.data.graph, self.data.feat)
-
-    def layers(self, index: Tensor) -> list[Tensor] | None:
-        """The rows of every layer, if they are not to be made from the whole graph."""
-
-    def metrics(self, selection: Selection, held_out: Selection) -> dict:
-        labels, split = self.data.labels, self.split
+        val_selection, val_labels = self.batches.validate(self.model)
+        selection = self.batches.predict(self.model)
+        labels, split = self.data.labels, self.batches.split
         answers = selection.logits.argmax(1)
-        return {
+        report = layer_report(
+            self.model,
+            selection,
+            self.data,
+            split.test,
+            self.batches.layers(self.model, split.test),
+        )
+        metrics = {
             "config": dataclasses.asdict(self.config),
             "epochs": self.state.epoch,
             "best_epoch": self.state.best_epoch,
             "diverged": self.state.diverged,
             "seconds": self.state.seconds,
             "train": scores(answers[split.train], labels[split.train]),
-            "val": scores(held_out.logits.argmax(1), self.validation_labels()),
+            "val": scores(val_selection.logits.argmax(1), val_labels),
             "test": scores(answers[split.test], labels[split.test]),
-            **layer_report(self.model, selection, self.data, split.test, self.layers(split.test)),
+            **report,
         }
+        run = Run(self.config, self.model, selection, metrics)
+        if self.out is not None:
+            write_results(run, labels, self.state.history, self.out)
+        return run
 
-    def write(self, selection: Selection, metrics: dict) -> None:
-        """config.yaml, metrics.json, history.json, predictions.npz and layers.png."""
-        from ..plots import plot_layers
 
-        texts = {
-            "config.yaml": self.config.to_yaml(),
-            "metrics.json": json.dumps(metrics, indent=1),
-            "history.json": json.dumps(self.state.history),
-        }
-        for name, text in texts.items():
-            write_atomic(self.out / name, lambda f, text=text: f.write(text.encode()))
-        arrays = {
-            "label": self.data.labels,
-            "prediction": selection.logits.argmax(1),
-            "layer": selection.layer,
-            "score": selection.score,
-        }
-        arrays = {name: value.cpu().numpy() for name, value in arrays.items()}
-        write_atomic(self.out / "predictions.npz", lambda f: np.savez(f, **arrays))
-        plot_layers(metrics, self.out / "layers.png")
+def write_results(run: Run, labels: Tensor, history: list[dict], out: Path) -> None:
+    """Write config.yaml, metrics.json, history.json, predictions.npz and layers.png."""
+    from ..plots import plot_layers
+
+    texts = {
+        "config.yaml": run.config.to_yaml(),
+        "metrics.json": json.dumps(run.metrics, indent=1),
+        "history.json": json.dumps(history),
+    }
+    for name, text in texts.items():
+        write_atomic(out / name, lambda file, text=text: file.write(text.encode()))
+    arrays = {
+        "label": labels.cpu().numpy(),
+        "prediction": run.selection.logits.argmax(1).cpu().numpy(),
+        "layer": run.selection.layer.cpu().numpy(),
+        "score": run.selection.score.cpu().numpy(),
+    }
+    write_atomic(out / "predictions.npz", lambda file: np.savez(file, **arrays))
+    plot_layers(run.metrics, out / "layers.png")
 
 
 def _random_states() -> list[Tensor]:
-    """Of the CPU and of every GPU."""
+    """Return the random states of the CPU and of every GPU."""
     return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
 
 
-def _finite_loss(logits: Tensor, labels: Tensor) -> float:
-    """Cross entropy over the nodes of classes that can be predicted."""
+def finite_loss(logits: Tensor, labels: Tensor) -> float:
+    """Return the cross entropy over the nodes of classes that can be predicted."""
     loss = F.cross_entropy(logits, labels, reduction="none")
     return loss[torch.isfinite(loss)].mean().item()
 
 
 def load_checkpoint(path: Path) -> dict:
-    """The parts of a run's checkpoint."""
+    """Return the parts of a run's checkpoint."""
     return checkpoint.load(path, {"config", "data", "model", "optimizer", "progress", "random"})
 
 
 def check_data(saved: dict, data: NodeDataset, path: Path) -> None:
-    """Whether a checkpoint is of this data."""
+    """Raise an error if a checkpoint is of other data."""
     if saved["data"] != data.fingerprint():
         raise checkpoint.CheckpointError(
             f"{path} was trained on other data than {data.name} is now; "

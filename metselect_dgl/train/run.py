@@ -1,6 +1,5 @@
-"""Train a model, on the whole graph or in mini-batches, and read it back."""
+"""Train a model from its settings, and load a trained one."""
 
-import os
 from pathlib import Path
 
 from tqdm import tqdm
@@ -10,20 +9,8 @@ from ..config import Config
 from ..data import NodeDataset, load_dataset
 from ..nn import LayerSelect
 from . import checkpoint
-from .distributed import ALONE, Team
-from .loop import Run, TrainingLoop, check_data, load_checkpoint, prepare
-from .minibatch import BatchLoop
-
-__all__ = [
-    "Run",
-    "TrainingLoop",
-    "load_checkpoint",
-    "load_run",
-    "make_loop",
-    "prepare",
-    "run_loop",
-    "train",
-]
+from .distributed import SINGLE, ProcessGroup
+from .loop import CHECKPOINT, Run, TrainingLoop, check_data, load_checkpoint, prepare
 
 
 def train(
@@ -33,25 +20,24 @@ def train(
     *,
     progress: bool = True,
     checkpoint_every: int = 20,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE,
+    keep_memory: bool = False,
 ) -> Run | None:
     """Train one model; with `out`, leave checkpoints and results there and resume from them.
 
-    With a `batch_size` in the settings it is done in mini-batches, by all processes of the `team`
-    together; the result is that of the first one, the others get None.
-
-    With METSELECT_KEEP_MEMORY=1 in the environment, as the command line sets it, the process keeps
-    freed memory for the next epoch.
+    With a `batch_size` in the settings it is trained in mini-batches, by all processes of the
+    `group` together; the first process returns the result, the others None. With `keep_memory`,
+    this process keeps freed memory for the next epoch, which is faster.
     """
-    if os.environ.get("METSELECT_KEEP_MEMORY") == "1":
+    if keep_memory:
         ops.keep_freed_memory()
-    loop = make_loop(config, prepare(config, data), out, team)
-    run_loop(loop, progress=progress and team.rank == 0, checkpoint_every=checkpoint_every)
-    return loop.result() if team.rank == 0 else None
+    loop = TrainingLoop(config, prepare(config, data), out, group)
+    run_loop(loop, progress=progress and group.rank == 0, checkpoint_every=checkpoint_every)
+    return loop.result() if group.rank == 0 else None
 
 
 def run_loop(loop: TrainingLoop, *, progress: bool = True, checkpoint_every: int = 20) -> None:
-    """From its checkpoint, if it has one, to the end."""
+    """Run the epochs of a loop, from its checkpoint if it has one, to the end."""
     loop.resume()
     config = loop.config
     bar = tqdm(
@@ -70,17 +56,8 @@ def run_loop(loop: TrainingLoop, *, progress: bool = True, checkpoint_every: int
                 loop.save()
 
 
-def make_loop(config: Config, data: NodeDataset, out: Path | None, team: Team) -> TrainingLoop:
-    """On the whole graph or, with a batch size, in mini-batches."""
-    if config.batch_size is not None:
-        return BatchLoop(config, data, out, team)
-    if team.size > 1:
-        raise ValueError(f"{team.size} processes train in mini-batches; give a --batch-size")
-    return TrainingLoop(config, data, out)
-
-
 def _shown(record: dict) -> dict[str, str]:
-    """What the bar says of an epoch."""
+    """Return what the progress bar shows of an epoch."""
     shown = {"loss": f"{record['loss']:.3f}"} if "loss" in record else {}
     if "val_accuracy" in record:
         shown["val"] = f"{100 * record['val_accuracy']:.1f}"
@@ -88,8 +65,8 @@ def _shown(record: dict) -> dict[str, str]:
 
 
 def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelect, NodeDataset]:
-    """The best model of the run in `out`, with the data as that model sees it."""
-    path = Path(out) / "checkpoint.pt"
+    """Return settings and best model of the run in `out`, and the data as the model sees it."""
+    path = Path(out) / CHECKPOINT
     saved = load_checkpoint(path)
     with checkpoint.reading(path):
         config, best = Config(**saved["config"]), saved["progress"]["best_model"]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..adjacency import Adjacency, SparseRows
 from ..layer_rows import LayerRows
-from ..sampler import check_no_loops, knows_degrees, no_in_edges
 from ..prepared import add_self_loops
+from ..sampler import check_no_loops, knows_degrees, no_in_edges
 
 
 @dataclass

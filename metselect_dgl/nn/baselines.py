@@ -1,4 +1,4 @@
-"""What the paper compares MetSelect with: the last layer, attention, jumping knowledge."""
+"""The selectors that the paper compares with: the last layer, attention, jumping knowledge."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,14 @@ from dgl.nn import JumpingKnowledge
 from torch import Tensor, nn
 
 from .. import functional as MF
-from .heads import DecodersHead, LayerHead, Selection, decode
-from .layers import Layer
-from .model import LayerSelect, MetSelect
-from .selectors import MetSelectHead
+from .decoders import LinearDecoders
+from .head import LayerHead, LayerwiseHead, Selection
+from .layer_rows import LayerStack
+from .metselect import MetSelectHead
+from .model import LayerSelect
 
 
-class FinalHead(LayerHead):
+class FinalHead(LayerwiseHead):
     """FinalSelect: decode every node from the last layer, as a plain GNN does.
 
     Examples
@@ -28,17 +29,25 @@ class FinalHead(LayerHead):
         super().__init__(in_feats, n_classes)
         self.decoder = nn.Linear(self.in_feats[-1], n_classes)
 
-    def forward_rows(self, layers, labels):
-        last = layers[-1].stored()
-        only = torch.zeros(len(last), dtype=torch.long, device=last.source.device)
-        logits, loss = decode([last], [self.decoder], only, labels, keep_logits=self.gives_logits)
-        return Selection(logits, only + len(layers) - 1, loss=loss)
+    def select(self, stack, labels, logits=True):
+        last = LayerStack([stack.layers[-1].stored()])
+        only = torch.zeros(last.n_rows, dtype=torch.long, device=self.decoder.weight.device)
+        layer = only + len(stack.layers) - 1
+        if labels is None:
+            return Selection(last.decode([self.decoder], only), layer)
+        loss, kept = last.cross_entropy([self.decoder], only, labels, logits=logits)
+        return Selection(kept, layer, loss=loss)
 
-    def judge(self, depth, h):
+    def score_layer(self, depth, h):
         if depth + 1 < self.n_choices:
-            return None, None
-        logits = self.decoder(h)
-        return MF.log_odds(logits).amax(-1), logits
+            return None
+        return MF.log_odds(self.decoder(h)).amax(-1)
+
+    def decode_layer(self, depth, h):
+        return self.decoder(h)
+
+    def layer_logits(self, layers, index=None):
+        """Return None: the other layers have no decoders."""
 
 
 class JumpingHead(LayerHead):
@@ -54,9 +63,9 @@ class JumpingHead(LayerHead):
         width = sum(self.in_feats) if mode == "cat" else self.in_feats[0]
         self.decoder = nn.Linear(width, n_classes)
 
-    def forward_rows(self, layers, labels):
-        logits = self.decoder(self.jump([layer.rows() for layer in layers]))
-        last = torch.full((len(logits),), len(layers) - 1, device=logits.device)
+    def select(self, stack, labels, logits=True):
+        logits = self.decoder(self.jump(stack.rows()))
+        last = torch.full((len(logits),), len(stack.layers) - 1, device=logits.device)
         return Selection(logits, last, loss=_cross_entropy(logits, labels))
 
 
@@ -70,7 +79,7 @@ def _jumping(mode: str, in_feats: list[int]) -> JumpingKnowledge:
     return JumpingKnowledge(mode, in_feats[0], len(in_feats))
 
 
-class AttentionHead(DecodersHead):
+class AttentionHead(LayerHead):
     """AttnSelect: the attention of JKNet-LSTM with the softmax replaced by its largest entry.
 
     The hard choice has no gradient, so the attention learns through the soft one
@@ -79,18 +88,22 @@ class AttentionHead(DecodersHead):
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
+        self.decoders = LinearDecoders(self.in_feats, n_classes)
         self.jump = _jumping("lstm", self.in_feats)
 
-    def forward_rows(self, layers, labels):
-        rows = [layer.rows() for layer in layers]
-        stack = torch.stack(rows, 1)  # [n, L, D]
-        attention = self.jump.att(self.jump.lstm(stack)[0]).squeeze(-1)  # [n, L]
+    def select(self, stack, labels, logits=True):
+        rows = stack.rows()
+        sequence = torch.stack(rows, 1)  # [n, L, D]
+        attention = self.jump.att(self.jump.lstm(sequence)[0]).squeeze(-1)  # [n, L]
         layer = attention.argmax(1)
         soft = attention.softmax(1)
-        hard = F.one_hot(layer, len(layers)) + soft - soft.detach()
-        logits = torch.einsum("nl,lnc->nc", hard, self.decode_all(rows))
+        hard = F.one_hot(layer, len(rows)) + soft - soft.detach()
+        logits = torch.einsum("nl,lnc->nc", hard, self.decoders.decode_all(rows))
         score = MF.log_odds(attention.detach()).amax(-1)
         return Selection(logits, layer, score, loss=_cross_entropy(logits, labels))
+
+    def layer_logits(self, layers, index=None):
+        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class JumpingMetSelectHead(LayerHead):
@@ -107,32 +120,32 @@ class JumpingMetSelectHead(LayerHead):
         self.head = MetSelectHead(3 * [self.in_feats[0]], n_classes, **options)
 
     def merged(self, layers: Sequence[Tensor]) -> list[Tensor]:
-        """The three views that MetSelect chooses from."""
+        """Return the three views that MetSelect selects from."""
         layers = list(layers)
         return [self.lstm(layers), self.squeeze(self.cat(layers)), self.max(layers)]
 
-    def forward_rows(self, layers, labels):
-        merged = self.merged([layer.rows() for layer in layers])
-        return self.head.forward_rows([Layer(h) for h in merged], labels)
+    def _stack(self, stack: LayerStack) -> LayerStack:
+        return LayerStack.of(self.merged(stack.rows()))
+
+    def select(self, stack, labels, logits=True):
+        return self.head.select(self._stack(stack), labels, logits)
 
     def check_calibration(self, nodes):
         self.head.check_calibration(nodes)
 
-    @torch.no_grad()
-    def fit(self, layers, labels, index=None):
-        self.head.fit(self.merged(layers), labels, index)
+    def estimate(self, stack, labels, merge=None):
+        self.head.estimate(self._stack(stack), labels, merge)
 
-    @torch.no_grad()
-    def calibrate(self, layers, labels, index=None):
-        return self.head.calibrate(self.merged(layers), labels, index)
+    def compare(self, stack, labels):
+        return self.head.compare(self._stack(stack), labels)
 
     def layer_logits(self, layers, index=None):
         return self.head.layer_logits(self.merged(layers), index)
 
-    @torch.no_grad()
     def explain(self, layers, index):
-        """As :meth:`MetSelectHead.explain`, over the three views."""
-        return self.head.explain(self.merged(layers), index)
+        """Return what :meth:`MetSelectHead.explain` does, over the three views."""
+        with torch.no_grad():
+            return self.head.explain(self.merged(layers), index)
 
 
 class FinalSelect(LayerSelect):
@@ -148,22 +161,6 @@ class FinalSelect(LayerSelect):
     """
 
     head_class = FinalHead
-
-
-class MetSelectMax(MetSelect):
-    """The paper's ablation: the layer that MetSelect trusts least.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = MetSelectMax(GCN(8, 16, self_loop=True), 3)
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
-
-    def __init__(self, backbone: nn.Module, n_classes: int, **options) -> None:
-        super().__init__(backbone, n_classes, **{**options, "rule": "opposite"})
 
 
 class AttnSelect(LayerSelect):

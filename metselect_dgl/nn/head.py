@@ -1,0 +1,180 @@
+"""What all heads share: a stack of layers comes in, a Selection goes out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as MF
+from ..checks import check_index, check_layers, labelled
+from .layer_rows import LayerStack
+from .source import LayerSource, StoredLayers
+
+
+@dataclass
+class Selection:
+    """The result of a head for the rows it was asked about (`index`, all of them if None).
+
+    `logits` [n, C], None in training if they were left out; `layer` [n], the selected layer;
+    `selected_by` [n], the score of that layer where layers were compared; `loss`, if labels were
+    given; `edges`, the number of edges aggregated, where they were counted.
+    """
+
+    logits: Tensor | None
+    layer: Tensor
+    selected_by: Tensor | None = None
+    index: Tensor | None = None
+    loss: Tensor | None = None
+    edges: int | None = None
+
+    @property
+    def score(self) -> Tensor:
+        """The score by which the layer was selected (under the default rule its confidence, as
+        log-odds), or the confidence of the prediction where layers are not compared, [n]."""
+        if self.selected_by is not None:
+            return self.selected_by
+        if self.logits is None:
+            raise RuntimeError("no logits were kept to derive the score from; pass logits=True")
+        return MF.log_odds(self.logits.detach()).amax(-1)
+
+
+class LayerHead(nn.Module):
+    """A head that sees all layers together; subclasses implement `select`.
+
+    Called with labels it also returns the loss over the labelled nodes among `index`; in training
+    mode the labels may guide the selection of the layer, in evaluation mode they never do.
+    """
+
+    layerwise = False  # whether layers can be scored one at a time
+
+    def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
+        super().__init__()
+        if n_classes < 1:
+            raise ValueError(f"n_classes is {n_classes}; there is at least one class")
+        self.in_feats, self.n_classes = list(in_feats), n_classes
+        self.n_choices = len(self.in_feats)
+        self.prototypes = None  # the class moments, of a head that has them
+
+    def forward(
+        self,
+        layers: Sequence[Tensor],
+        *,
+        labels: Tensor | None = None,
+        index: Tensor | None = None,
+        logits: bool = True,
+    ) -> Selection:
+        """Select for the rows `index` of a list of layers; see :meth:`select`."""
+        stack, labels, index = self.check(layers, labels, index)
+        return replace(self.select(stack, labels, logits), index=index)
+
+    def check(self, layers, labels, index) -> tuple[LayerStack, Tensor | None, Tensor | None]:
+        """Return stack, labels and index after checking them, each for the rows in question."""
+        layers = check_layers(layers, self.in_feats, next(self.parameters()))
+        labels, index = self.check_targets(labels, index, len(layers[0]))
+        return LayerStack.of(layers, index), labels, index
+
+    def check_targets(self, labels, index, rows: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return checked labels and index; with labels, those of the labelled rows."""
+        device = next(self.parameters()).device
+        if labels is not None:
+            return labelled(labels, index, self.n_classes, rows, device)
+        return None, None if index is None else check_index(index, rows, device)
+
+    def select(self, stack: LayerStack, labels: Tensor | None, logits: bool = True) -> Selection:
+        """Return the selection for the rows of a stack, with the loss if there are labels, and
+        without logits if they are not wanted and the loss does not need them."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it selects")
+
+    def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
+        """Return the selection for all rows of a source, without gradients."""
+        if exit_at != 1:
+            raise ValueError("exit_at needs a MetSelect head with rule='confidence'")
+        stack = source.stack().stored()
+        stack.check_finite()
+        return self.select(stack, None)
+
+    def estimate(
+        self, stack: LayerStack, labels: Tensor, merge: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Estimate from training rows what is not learned; nothing by default. `merge` adds a
+        vector up over processes, in place."""
+
+    def compare(self, stack: LayerStack, labels: Tensor) -> Selection:
+        """Fit on validation rows what makes layers comparable, nothing by default, and return the
+        selection for these rows."""
+        return self.select(stack.stored(), None)
+
+    def check_calibration(self, nodes: int) -> None:
+        """Raise an error if `compare` cannot use so few validation rows."""
+
+    @torch.no_grad()
+    def calibrate(
+        self, layers: Sequence[Tensor], labels: Tensor, index: Tensor | None = None
+    ) -> Selection:
+        """Call `compare` for the validation rows `index` of a list of layers."""
+        stack, labels, index = self.check(layers, labels, index)
+        self.check_calibration(len(labels))
+        return replace(self.compare(stack, labels), index=index)
+
+    def layer_logits(self, layers: Sequence[Tensor], index: Tensor | None = None) -> Tensor | None:
+        """Return the logits of every layer's own decoder, [L, n, C]; None if there are none."""
+
+    def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict | None:
+        """Return what every layer measures at one row; None for a head that measures nothing."""
+
+    def reset_parameters(self) -> None:
+        """Draw every parameter anew, and forget what was estimated."""
+        for part in self.children():
+            part.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_feats}, n_classes={self.n_classes}"
+
+
+class LayerwiseHead(LayerHead):
+    """A head that scores one layer at a time, so that a layer can be released before the next one
+    is computed; subclasses implement `score_layer` and `decode_layer`."""
+
+    layerwise = True
+    lowest_wins = False  # whether the layer with the lowest score is selected
+    sees_all_layers = False  # whether scores depend on the answers of other layers
+    scores_are_log_odds = False  # of the most likely class, as early exit needs them
+
+    def score_layer(self, depth: int, h: Tensor) -> Tensor | None:
+        """Return the scores of layer `depth` at rows of it, [n]; None if it is never selected."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it scores a layer")
+
+    def decode_layer(self, depth: int, h: Tensor) -> Tensor:
+        """Return the logits of layer `depth` at rows of it, [n, C]."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it decodes a layer")
+
+    def all_logits(self, stack: LayerStack) -> Tensor:
+        """Return the logits of every layer's decoder, [L, n, C]."""
+        return torch.stack([self.decode_layer(depth, h) for depth, h in enumerate(stack.rows())])
+
+    def layer_logits(self, layers, index=None):
+        return self.all_logits(LayerStack.of(layers, index))
+
+    def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
+        from .inference import predict_layer_by_layer
+
+        return predict_layer_by_layer(self, source, exit_at=exit_at, progress=progress)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, and every module back to its own mode afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def as_source(stack: LayerStack) -> StoredLayers:
+    """Return the rows of a stack as a source."""
+    return StoredLayers(stack.rows, None, stack.n_rows)
