@@ -1,15 +1,16 @@
-// Products of row-major matrices without the few microseconds that a tensor op costs, which on a
-// tile are as long as the product itself.
+// Products of row-major matrices by direct BLAS calls: the overhead of a tensor operator, a few
+// microseconds, is as long as the product of a tile.
 #pragma once
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <type_traits>
 
-#include "checks.h"
+#include "types.h"
 
-extern "C" {  // of the BLAS inside libtorch_cpu; absent in some builds of torch
+extern "C" {  // exported by libtorch_cpu, except in some builds of torch
 __attribute__((weak)) void sgemm_(const char*, const char*, const int*, const int*, const int*,
                                   const float*, const float*, const int*, const float*, const int*,
                                   const float*, float*, const int*);
@@ -20,7 +21,7 @@ __attribute__((weak)) void dgemm_(const char*, const char*, const int*, const in
 
 namespace metselect {
 
-// A row-major matrix in memory: row i starts at data + i * stride.
+// A row-major matrix: row i starts at data + i * stride.
 template <typename T>
 struct Matrix {
   T* data;
@@ -38,7 +39,7 @@ Tensor as_tensor(const Matrix<T>& m, int64_t rows, int64_t columns) {
                        at::TensorOptions().dtype(c10::CppTypeToScalarType<Value>::value));
 }
 
-// The distance of rows that BLAS asks for: of a single row, torch may have noted any.
+// Returns the leading dimension for BLAS; the stride of a single row may have any value in torch.
 template <typename T>
 int leading(const Matrix<T>& m, int64_t rows, int64_t columns) {
   return static_cast<int>(std::max({m.stride, m.transposed ? rows : columns, int64_t{1}}));
@@ -60,7 +61,7 @@ void gemm(int64_t m, int64_t n, int64_t k, Matrix<const T> a, Matrix<const T> b,
     at::addmm_out(c, c, as_tensor(a, m, k), as_tensor(b, k, n), beta, 1);
     return;
   }
-  // BLAS counts columns first, so the transposed product is asked for: out^T = b^T a^T.
+  // BLAS is column-major, so the transposed product is computed: out^T = b^T a^T.
   const int rows = n, columns = m, inner = k;
   const int lda = leading(a, m, k), ldb = leading(b, k, n), ldc = leading(out, m, n);
   const T one = 1;

@@ -1,14 +1,16 @@
-// The gradient of a linear map, summed tile by tile.
+// The gradient of a linear map to its weight and bias, summed over tiles of rows.
 #pragma once
 
 #include <ATen/ops/zeros.h>
+
+#include <tuple>
+#include <vector>
 
 #include "gemm.h"
 
 namespace metselect {
 
-// sums += the columns of a [n, width]: four rows in their dtype, and then in float64, since a short
-// sum shows every rounding.
+// Adds the rows of a [n, width] to `sums`: four rows are added in T, their sum in float64.
 template <typename T>
 METSELECT_CLONES void add_columns(const T* a, int64_t n, int64_t width, double* __restrict__ sums) {
   int64_t i = 0;
@@ -21,7 +23,7 @@ METSELECT_CLONES void add_columns(const T* a, int64_t n, int64_t width, double* 
   }
 }
 
-// dW = slope^T rows and db = sum of slope over the tiles of one thread.
+// dW = slope^T rows and db = sum of slope, over the tiles of one thread.
 template <typename T>
 struct LinearSums {
   std::vector<T> weight;     // [C, D]
@@ -38,7 +40,7 @@ struct LinearSums {
   }
 };
 
-// The sums of all threads, in the dtype of `like`: [C, D] and [C].
+// Returns dW [C, D] and db [C], summed over all threads, in the dtype of `like`.
 template <typename T>
 std::tuple<Tensor, Tensor> total(const std::vector<LinearSums<T>>& parts, int64_t width,
                                  const Tensor& like) {

@@ -1,22 +1,26 @@
-// What the metric of one layer needs besides the rows: everything taken from the centre of the
-// class means, which changes no distance and keeps digits far from zero.
+// Constants of the metric of one layer. Rows and class means are taken relative to the centre of
+// the means, which does not change distances and avoids cancellation far from zero.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 
+#include <vector>
+
 #include "checks.h"
+#include "rows.h"
 
 namespace metselect {
 
 struct Metric {
   Tensor center;  // [D]
-  Tensor factor;  // R [K, D], square unless the layer is seen through a linear map
+  Tensor factor;  // R [K, D]; K < D if a linear map of the layer is multiplied into R
   Tensor middle;  // R (mu - center) [C, K]
   Tensor slope;   // K^-1 (mu - center) [C, D]
   Tensor offset;  // (mu - center) K^-1 (mu - center) / 2 [C]
-  bool alive;     // R is not zero
+  bool alive;     // whether R is not zero
 
   Metric(const Tensor& mean, const Tensor& whitening, const Tensor& valid)
       : factor(whitening.contiguous()) {
@@ -51,7 +55,7 @@ inline std::vector<Metric> metrics(TensorList means, TensorList factors, const T
   return out;
 }
 
-// Rows [begin, end) of `h` minus the centre.
+// Writes the rows [begin, end) of `h` minus the centre to `out`.
 template <typename T>
 METSELECT_CLONES void centered(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
                                T* out) {

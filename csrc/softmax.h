@@ -1,4 +1,4 @@
-// exp(a - max) of rows and its sum, for as many lanes as the machine has.
+// exp(a - max) of rows and its sum, vectorised.
 #pragma once
 
 #include <cmath>
@@ -6,14 +6,14 @@
 #include <cstring>
 #include <limits>
 
-#include "checks.h"
+#include "types.h"
 
 namespace metselect {
 
 inline double exponential(double x) { return std::exp(x); }
 
-// e^x for x <= 0, within two units in the last place: 2^k times a polynomial in the rest of x,
-// |rest| <= ln 2 / 2. Below the smallest normal number it is 0.
+// Returns e^x for x <= 0 within two units in the last place: 2^k times a polynomial in the rest,
+// x - k ln 2, with |rest| <= ln 2 / 2. Results below the smallest normal number are 0.
 inline __attribute__((always_inline)) float exponential(float x) {
   const float k = std::nearbyint(x * 1.44269504f);
   const float rest = (x - k * 0.693359375f) + k * 2.12194440e-4f;
@@ -30,7 +30,7 @@ inline __attribute__((always_inline)) float exponential(float x) {
   return x < -87.0f ? 0.0f : p * power;
 }
 
-// Folds a row in eight lanes: a reduction of simd would take the elements of its vector one by one.
+// Reduces a row in eight lanes: an OpenMP simd reduction combines the lanes one by one.
 template <typename T, typename Fold>
 inline __attribute__((always_inline)) T fold(const T* a, int64_t n, T start, const Fold& with) {
   constexpr int64_t kLanes = 8;
@@ -53,8 +53,8 @@ inline __attribute__((always_inline)) T largest(const T* a, int64_t n) {
   return fold(a, n, a[0], [](T x, T y) { return y > x ? y : x; });
 }
 
-// Replaces each of `rows` rows of a by exp(a - top), top being its largest entry, or 0 if that is
-// -inf; writes top and the sum of the new row.
+// Replaces each row of a [rows, classes] by exp(a - top), with top its largest entry, or 0 if that
+// is -inf; writes top and the sum of the new row.
 template <typename T>
 METSELECT_CLONES void exponentials(T* __restrict__ a, int64_t rows, int64_t classes,
                                    T* __restrict__ top, T* __restrict__ sum) {

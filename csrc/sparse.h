@@ -1,13 +1,14 @@
-// What ops on edges share: checks of compressed sparse rows, and rows dealt out by their edges.
+// Compressed sparse rows: checks, and division of rows among threads by their number of edges.
 #pragma once
 
 #include <limits>
 
 #include "checks.h"
+#include "threads.h"
 
 namespace metselect {
 
-// int32 numbers below `limit`: the loops read and write where these point.
+// Checks that int32 numbers are in [0, limit), since kernels use them as offsets.
 inline void check_small_numbers(const Tensor& value, int64_t limit, const char* name) {
   TORCH_CHECK(value.scalar_type() == at::kInt && value.dim() == 1 && value.is_contiguous(), name,
               " must be a contiguous int32 vector, got ", value.scalar_type(), " of shape ",
@@ -16,7 +17,7 @@ inline void check_small_numbers(const Tensor& value, int64_t limit, const char* 
   const auto bound = static_cast<uint32_t>(
       std::min<int64_t>(limit, int64_t{std::numeric_limits<int32_t>::max()} + 1));
   at::parallel_for(0, value.size(0), 1 << 16, [&](int64_t begin, int64_t end) {
-    uint32_t outside = 0;  // no way out of the loop, so that it vectorises
+    uint32_t outside = 0;  // no early exit, so that the loop vectorises
     for (int64_t i = begin; i < end; ++i) outside |= static_cast<uint32_t>(number[i]) >= bound;
     for (int64_t i = begin; outside && i < end; ++i) {
       TORCH_CHECK_INDEX(static_cast<uint32_t>(number[i]) < bound, name, "[", i, "] is ", number[i],
@@ -25,7 +26,8 @@ inline void check_small_numbers(const Tensor& value, int64_t limit, const char* 
   });
 }
 
-// Row i is indptr[i] to indptr[i + 1] of `edges` entries.
+// Checks that indptr [rows + 1] rises from 0 to `edges`: row i has the edges indptr[i] to
+// indptr[i + 1].
 inline void check_indptr(const Tensor& indptr, int64_t rows, int64_t edges, const char* name) {
   TORCH_CHECK(indptr.scalar_type() == at::kLong && indptr.dim() == 1 && indptr.is_contiguous() &&
                   rows >= 0 && indptr.size(0) == rows + 1,
@@ -40,8 +42,8 @@ inline void check_indptr(const Tensor& indptr, int64_t rows, int64_t edges, cons
   }
 }
 
-// Calls body(begin, end) on one contiguous share of the rows per thread. Shares are equal in edges
-// plus rows, not in rows: a few rows may have most of the edges.
+// Calls body(begin, end) on one contiguous share of the rows per thread. Shares have equal numbers
+// of edges plus rows, since a few rows may have most of the edges.
 template <typename Body>
 void over_edge_shares(const int64_t* indptr, int64_t n, const Body& body) {
   const int64_t work = indptr[n] + n, shares = workers(work);

@@ -4,20 +4,22 @@
 //   da_ij = <grad_i, feat_j>, de_ij = a_ij leaky_relu'(e_ij) (da_ij - m_i), m_i = sum_j a_ij da_ij
 //   dfeat_j = sum_i a_ij grad_i, dsource_j = sum_i de_ij, dtarget_i = sum_j de_ij
 //
-// Every row of a result is written by one thread in the order of its edges: no atomics, and the
-// same bits for any number of threads.
+// Each row of a result is computed by one thread in the order of its edges, without atomics, so
+// results are the same for any number of threads.
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/exp.h>
 
+#include "memory.h"
 #include "sparse.h"
 
 namespace metselect {
 namespace {
 
 constexpr int64_t kRun = 1024;  // edges whose logits stay in the first-level cache until used
-constexpr int64_t kAhead = 16;  // edges between asking for a row and using it
+constexpr int64_t kAhead = 16;  // edges between prefetching a row and using it
 
-// The edges seen from one end: those of row i lead to other[indptr[i]] to other[indptr[i + 1]].
+// The edges by one of their ends: row i is connected to other[indptr[i]] to other[indptr[i + 1]].
 struct Side {
   const int64_t* indptr;
   const int32_t* other;
@@ -49,13 +51,13 @@ struct Inputs {
         width(feat.size(2)) {}
 };
 
-// H and F where they are known to the compiler, 0 where they are not.
+// H and F if known at compile time, otherwise 0.
 template <int64_t H, int64_t F>
 struct Sizes {
   static constexpr int64_t kHeads = H, kWidth = F;
 };
 
-// Common sizes get code of their own: sums stay in registers.
+// Common sizes are compiled separately, so that sums stay in registers.
 template <typename Body>
 void with_sizes(int64_t heads, int64_t width, const Body& body) {
   if (heads == 4 && width == 16) {
@@ -70,8 +72,9 @@ inline void prefetch(const T* row, int64_t n) {
   for (int64_t d = 0; d < n; d += 64 / sizeof(T)) __builtin_prefetch(row + d);
 }
 
+// The derivative of the leaky ReLU.
 template <typename T>
-inline T bend(T x, T slope) {
+inline T leaky_slope(T x, T slope) {
   return x > 0 ? T{1} : slope;
 }
 
@@ -85,7 +88,7 @@ inline void add_row(const T* row, const T* weight, int64_t heads, int64_t width,
   }
 }
 
-// In lanes: a reduction of simd adds the elements of its vector one after the other.
+// Sums in four lanes: an OpenMP simd reduction combines the lanes one by one.
 template <typename T>
 inline T dot(const T* a, const T* b, int64_t n) {
   T lane[4] = {0, 0, 0, 0};
@@ -99,7 +102,7 @@ inline T dot(const T* a, const T* b, int64_t n) {
   return sum;
 }
 
-// attention = e - max_j e for the rows [begin, end)
+// attention = e - max_j e for the rows [begin, end).
 template <typename T, typename S>
 METSELECT_CLONES void shifted_logits(const Side& in, const Inputs<T>& x, int64_t begin, int64_t end,
                                      T* __restrict__ space, T* __restrict__ attention) {
@@ -114,7 +117,7 @@ METSELECT_CLONES void shifted_logits(const Side& in, const Inputs<T>& x, int64_t
 #pragma omp simd
       for (int64_t h = 0; h < heads; ++h) {
         const T sum = far[h] + own[h];
-        e[h] = bend(sum, x.slope) * sum;
+        e[h] = leaky_slope(sum, x.slope) * sum;
         top[h] = e[h] > top[h] ? e[h] : top[h];
       }
     }
@@ -125,7 +128,7 @@ METSELECT_CLONES void shifted_logits(const Side& in, const Inputs<T>& x, int64_t
   }
 }
 
-// attention from exp(e - max), and out
+// Normalises attention = exp(e - max) and writes out.
 template <typename T, typename S>
 METSELECT_CLONES void weighted_sums(const Side& in, const Inputs<T>& x, int64_t begin, int64_t end,
                                     T* __restrict__ space, T* __restrict__ attention,
@@ -152,7 +155,8 @@ METSELECT_CLONES void weighted_sums(const Side& in, const Inputs<T>& x, int64_t 
   }
 }
 
-// known = (target, m), [M, 2, H], and dtarget; `space` has room for the longest row, [2, H] an edge
+// Writes known = (target, m) [M, 2, H] and dtarget; `space` holds [2, H] per edge of the longest
+// row
 template <typename T, typename S>
 METSELECT_CLONES void target_gradients(const Side& in, const Inputs<T>& x, const T* grad,
                                        const T* attention, int64_t begin, int64_t end,
@@ -176,7 +180,7 @@ METSELECT_CLONES void target_gradients(const Side& in, const Inputs<T>& x, const
 #pragma omp simd
       for (int64_t h = 0; h < heads; ++h) {
         mean[h] += a[h] * da[h];
-        da[heads + h] = a[h] * bend(far[h] + own[h], x.slope);
+        da[heads + h] = a[h] * leaky_slope(far[h] + own[h], x.slope);
       }
     }
     for (const T* past = space; past < da; past += 2 * heads) {
@@ -186,7 +190,7 @@ METSELECT_CLONES void target_gradients(const Side& in, const Inputs<T>& x, const
   }
 }
 
-// dfeat and dsource; edge k of `back` is edge place[k] of the attention
+// Writes dfeat and dsource; edge k of `back` is edge place[k] of the attention.
 template <typename T, typename S>
 METSELECT_CLONES void source_gradients(const Side& back, const int32_t* place, const Inputs<T>& x,
                                        const T* grad, const T* attention, const T* known,
@@ -212,7 +216,7 @@ METSELECT_CLONES void source_gradients(const Side& back, const int32_t* place, c
       for (int64_t h = 0; h < heads; ++h) da[h] = dot(g + h * width, row + h * width, width);
 #pragma omp simd
       for (int64_t h = 0; h < heads; ++h) {
-        total[h] += a[h] * bend(far[h] + own[h], x.slope) * (da[h] - mean[h]);
+        total[h] += a[h] * leaky_slope(far[h] + own[h], x.slope) * (da[h] - mean[h]);
       }
     }
     std::copy_n(sum, heads * width, to_feat + j * heads * width);
@@ -259,7 +263,7 @@ int64_t longest_row(const int64_t* indptr, int64_t begin, int64_t end) {
   return longest;
 }
 
-// Rows [begin, end) in runs of about kRun edges.
+// Calls body on rows [begin, end) in runs of about kRun edges.
 template <typename Body>
 void over_runs(const int64_t* indptr, int64_t begin, int64_t end, const Body& body) {
   while (begin < end) {

@@ -3,22 +3,25 @@
 //   z = R (h - center), m = R (mu - center):  dist2 = || z - m_c ||^2
 //   dh = 2 R^T sum_c g_c (z - m_c) = (2 (sum_c g_c) z - 2 g m) R
 //
-// A tile of nodes is whitened once for all classes; means and factors are constants.
+// Each tile of nodes is whitened once for all classes. Means and factors have no gradient.
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
 
+#include "memory.h"
 #include "metric.h"
+#include "threads.h"
 
 namespace metselect {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Whitens [begin, end) tile by tile and hands body(z, start) every tile.
+// Whitens the rows [begin, end) tile by tile and calls body(z, start) on each tile.
 template <typename T, typename Body>
 void whitened_tiles(const Picked<T>& h, const Metric& metric, int64_t begin, int64_t end,
                     const Body& body) {
@@ -34,9 +37,9 @@ void whitened_tiles(const Picked<T>& h, const Metric& metric, int64_t begin, int
   }
 }
 
-constexpr int64_t kRows = 4, kLanes = 16;  // a block of sums that stay in registers
+constexpr int64_t kRows = 4, kLanes = 16;  // a block of sums that fits in registers
 
-// The whitened means with one class after the other in a row [K, C], and zeros up to whole blocks.
+// Returns the whitened means transposed, [K, C], with C padded by zeros to whole blocks.
 Tensor side_by_side(const Tensor& middle) {
   const int64_t classes = middle.size(0), padded = (classes + kLanes - 1) / kLanes * kLanes;
   Tensor out = at::zeros({middle.size(1), padded}, middle.options());
@@ -44,8 +47,8 @@ Tensor side_by_side(const Tensor& middle) {
   return out;
 }
 
-// Classes are the lanes, so that every sum goes along the features in their order; in the last
-// block of rows the last one is repeated.
+// Writes squared distances [n, C]. Classes are the lanes, so each sum runs over the features in
+// order; the last block of rows repeats its last row.
 template <typename T>
 METSELECT_CLONES void distances(const T* z, int64_t n, int64_t width, const T* m, int64_t classes,
                                 T* __restrict__ out) {

@@ -1,8 +1,13 @@
-// linear_relu: out = max(0, h W + b), and its gradient, a tile of rows at a time.
+// linear_relu: out = max(0, h W + b) and its gradient, one tile of rows at a time.
 //
 //   g = grad where out > 0:  dh = g W^T,  dW = h^T g,  db = sum g
 
+#include <ATen/Dispatch.h>
+
+#include "checks.h"
 #include "linear.h"
+#include "memory.h"
+#include "threads.h"
 
 namespace metselect {
 namespace {

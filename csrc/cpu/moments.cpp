@@ -2,16 +2,21 @@
 //
 //   r_i = h_i - shift[y_i],  sum[c] = sum of r_i over y_i = c,  gram = sum of r_i r_i^T
 //
-// A tile of r is built in a buffer that stays in the cache, its products are taken in the dtype of
-// the layer and added up in float64. A tile whose largest entry is beyond 2^+-40 is scaled to 1 by
-// a power of two first, so that squares neither overflow nor vanish.
+// A tile of r is built in a buffer that stays in the cache; its products are computed in the dtype
+// of the layer and summed in float64. A tile whose largest entry is outside 2^+-40 is first scaled
+// to 1 by a power of two, so that squares neither overflow nor underflow.
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
 
+#include "checks.h"
 #include "gemm.h"
+#include "memory.h"
+#include "rows.h"
+#include "threads.h"
 
 namespace metselect {
 namespace {
@@ -21,7 +26,7 @@ struct Sums {
   Tensor gram;   // [D, D] float64
 };
 
-// Fills `tile` with the residuals of rows [begin, end) and returns the largest magnitude.
+// Fills `tile` with r of the rows [begin, end) and returns its largest magnitude.
 template <typename T>
 METSELECT_CLONES T fill(const Picked<T>& h, const int64_t* y, const T* shift, int64_t begin,
                         int64_t end, T* tile) {
@@ -52,7 +57,7 @@ METSELECT_CLONES void add_scaled(const T* product, int64_t n, double unit,
   for (int64_t i = 0; i < n; ++i) gram[i] += unit * product[i];
 }
 
-// The exponent by which a tile is scaled; 0 for every ordinary one.
+// Returns the exponent by which a tile is scaled, 0 within 2^+-40.
 template <typename T>
 int extreme(T largest) {
   int exponent = 0;
@@ -82,8 +87,8 @@ void share_of_layer(const Picked<T>& h, const int64_t* y, const T* shift, int64_
 }
 
 template <typename T>
-Sums of_layer(const Tensor& h, const Tensor& labels, const OptionalTensor& index,
-              const Tensor& shift) {
+Sums layer_sums(const Tensor& h, const Tensor& labels, const OptionalTensor& index,
+                const Tensor& shift) {
   const int64_t n = labels.size(0), shares = workers(n);
   const auto wide = shift.options().dtype(at::kDouble);
   std::vector<Sums> parts;
@@ -112,7 +117,7 @@ std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>> moments(TensorList 
   for (size_t depth = 0; depth < layers.size(); ++depth) {
     const Tensor h = unit_stride(layers[depth]), shift = shifts[depth].contiguous();
     AT_DISPATCH_FLOATING_TYPES(h.scalar_type(), "moments", [&] {
-      Sums sums = of_layer<scalar_t>(h, labels, index.get(depth), shift);
+      Sums sums = layer_sums<scalar_t>(h, labels, index.get(depth), shift);
       totals.push_back(sums.total);
       grams.push_back(sums.gram);
     });

@@ -1,8 +1,9 @@
-// neighbour_sum: out_i = more_i + t_i sum_{j -> i} w_ij s_j h_j, a row at a time on compressed
-// sparse rows. Its gradient to h is the same sum along the reversed edges with s and t exchanged.
+// neighbour_sum: out_i = more_i + t_i sum_{j -> i} w_ij s_j h_j on compressed sparse rows. The
+// gradient to h is the same sum over the reversed edges with s and t exchanged.
 
-#include <ATen/ops/empty.h>
+#include <ATen/Dispatch.h>
 
+#include "memory.h"
 #include "sparse.h"
 
 namespace metselect {
@@ -20,10 +21,10 @@ struct Scaled {
   const T* more;  // null: zeros
 };
 
-constexpr int64_t kAhead = 8;   // edges between asking for a row and using it
-constexpr int64_t kBlock = 64;  // columns whose sums stay in registers
+constexpr int64_t kAhead = 8;   // edges between prefetching a row and using it
+constexpr int64_t kBlock = 64;  // columns whose sums fit in registers
 
-// Columns [column, column + W) of row i; W = 0: `width` columns.
+// Writes the columns [column, column + W) of row i of the result; `width` columns if W = 0.
 template <typename T, int64_t W>
 inline __attribute__((always_inline)) void sum_columns(const Scaled<T>& in, int64_t i,
                                                        int64_t column, int64_t width, int64_t last,

@@ -1,11 +1,12 @@
-// metric_logits, and select_layer: (layer, class, score) of every node, tile by tile, all layers of
-// a tile in turn.
+// metric_logits, and select_layer: (layer, class, score) of every node, one tile of nodes at a
+// time, all layers of a tile in turn.
 //
 // confidence, opposite: the log-odds a_y - logsumexp_{c != y} a_c of the linear logits
 //   a_c = (h . K^-1 mu_c - mu_c K^-1 mu_c / 2) / T, with h and mu taken from the centre;
 // distance: -|| R (h - mu_y) ||^2, where y is the label or, without labels, the best class.
-// Nothing of size N x L x C is stored, except by metric_logits, whose result that is.
+// select_layer stores nothing of size N x L x C, which is the size of the result of metric_logits.
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -13,8 +14,10 @@
 #include <limits>
 
 #include "gemm.h"
+#include "memory.h"
 #include "metric.h"
 #include "softmax.h"
+#include "threads.h"
 
 namespace metselect {
 namespace {
@@ -24,12 +27,12 @@ enum class Rule { kConfidence, kDistance, kOpposite };
 Rule parse(c10::string_view rule) {
   if (rule == "confidence") return Rule::kConfidence;
   if (rule == "distance") return Rule::kDistance;
-  TORCH_CHECK(rule == "opposite", "unknown rule ", rule);
+  TORCH_CHECK(rule == "opposite", "rule is ", rule, "; use confidence, distance or opposite");
   return Rule::kOpposite;
 }
 
-// One layer, and its logits a = rows slope^T + offset with the temperature worked in; the offset
-// of a class without nodes is -inf.
+// One layer and its logits a = rows slope^T + offset, where slope and offset include the division
+// by the temperature; the offset of a class without nodes is -inf.
 template <typename T>
 struct Scored {
   Picked<T> h;
@@ -56,7 +59,7 @@ struct Scored {
   }
 };
 
-// What one thread works in.
+// Buffers of one thread.
 template <typename T>
 struct Space {
   std::vector<T> rows, whitened, logits, top, sum, score;
@@ -64,13 +67,13 @@ struct Space {
 
   explicit Space(const std::vector<Scored<T>>& layers)
       : logits(kTile * layers[0].classes()), top(kTile), sum(kTile), score(kTile), answer(kTile) {
-    int64_t widest = 0, whitest = 0;
+    int64_t widest = 0, largest_rank = 0;
     for (const auto& layer : layers) {
       widest = std::max(widest, layer.h.width);
-      whitest = std::max(whitest, layer.metric.factor.size(0));
+      largest_rank = std::max(largest_rank, layer.metric.factor.size(0));
     }
     rows.resize(kTile * widest);
-    whitened.resize(kTile * whitest);
+    whitened.resize(kTile * largest_rank);
   }
 };
 
@@ -99,7 +102,7 @@ METSELECT_CLONES void best_classes(const T* a, int64_t n, int64_t classes, int64
   }
 }
 
-// score = a_y - logsumexp_{c != y} a_c; the logits are used up.
+// score = a_y - logsumexp_{c != y} a_c with y = asked; overwrites the logits.
 template <typename T>
 void log_odds(T* a, int64_t n, int64_t classes, const int64_t* asked, T* top, T* sum, T* score) {
   for (int64_t i = 0; i < n; ++i) {
@@ -109,12 +112,12 @@ void log_odds(T* a, int64_t n, int64_t classes, const int64_t* asked, T* top, T*
   }
   exponentials(a, n, classes, top, sum);
   for (int64_t i = 0; i < n; ++i) {
-    // a rest of -inf, of a single class, has the sum 0
+    // with a single valid class all other logits are -inf and the sum is 0
     score[i] -= sum[i] == 0 ? -std::numeric_limits<T>::infinity() : top[i] + std::log(sum[i]);
   }
 }
 
-// minus the squared distance to the asked class
+// score = -|| R (h - mu_y) ||^2 with y = asked
 template <typename T>
 void nearness(const Scored<T>& layer, const T* rows, int64_t n, const int64_t* asked, T* z,
               T* score) {

@@ -1,17 +1,24 @@
-// selected_logits and selected_cross_entropy: every node decoded from its own layer, and in the
-// same pass over tiles of nodes the loss and its gradients.
+// selected_logits and selected_cross_entropy: logits of every node from the decoder of its layer,
+// and in the same pass over tiles of nodes the loss and its gradients.
 //
 //   a = h W_l^T + b_l,  p = softmax(a),  loss = sum_i sum_l k_il (-log p_y),
 //   k_il = [layer_i = l] / n + deep_supervision / (L n)
 //   da = k (p - onehot(y)),  dh = da W,  dW = da^T h,  db = sum da
 //
-// With deep supervision every layer decodes every row of the tile; without, only its own.
+// With deep supervision every layer decodes all rows of a tile, otherwise the rows that selected
+// it.
+
+#include <ATen/Dispatch.h>
 
 #include <cmath>
 #include <numeric>
 
+#include "checks.h"
 #include "linear.h"
+#include "memory.h"
+#include "rows.h"
 #include "softmax.h"
+#include "threads.h"
 
 namespace metselect {
 namespace {
@@ -20,11 +27,11 @@ template <typename T>
 struct Decoder {
   Picked<T> h;
   const T* weight;  // [C, D]
-  const T* bias;    // [C], null where it does not matter
+  const T* bias;    // [C], null in selected_logits_backward
 };
 
-// The rows of one tile that one layer decodes: their places among the picked rows, and the data,
-// read where it lies if the places are consecutive and so are the rows.
+// The rows of one tile that one layer decodes: their positions among the picked rows, and their
+// features, copied unless the rows are consecutive in the layer.
 template <typename T>
 struct Tile {
   std::vector<int64_t> place;
@@ -47,7 +54,7 @@ struct Tile {
   }
 };
 
-// Calls body(depth, tile) for every layer and tile of [begin, end).
+// Calls body(depth, tile) for each layer and tile of the rows [begin, end).
 template <typename T, typename Body>
 void decoded_tiles(const std::vector<Decoder<T>>& decoders, const int64_t* layer, bool every_layer,
                    int64_t begin, int64_t end, const Body& body) {
@@ -73,7 +80,7 @@ void decode(const Decoder<T>& decoder, const Tile<T>& tile, int64_t classes, T* 
 
 std::vector<Tensor> contiguous(TensorList tensors) {
   std::vector<Tensor> out;
-  for (const Tensor& each : tensors) out.push_back(each.contiguous());
+  for (const Tensor& tensor : tensors) out.push_back(tensor.contiguous());
   return out;
 }
 
@@ -93,7 +100,7 @@ int64_t check_decoders(TensorList layers, const Indices& index, TensorList weigh
                        const Tensor& layer) {
   const int64_t n = check_layers(layers, index, weights);
   check_numbers(layer, static_cast<int64_t>(layers.size()), "layer");
-  TORCH_CHECK(layer.size(0) == n, "got ", layer.size(0), " choices for ", n, " rows");
+  TORCH_CHECK(layer.size(0) == n, "layer has ", layer.size(0), " entries for ", n, " rows");
   return n;
 }
 
@@ -140,7 +147,7 @@ struct Objective {
   double other;  // k of the others
 };
 
-// What one thread works in.
+// Buffers of one thread.
 template <typename T>
 struct Space {
   std::vector<T> logits, top, sum, rows;
@@ -180,7 +187,7 @@ double cross_entropy(const Tile<T>& tile, int64_t depth, int64_t classes,
   return loss;
 }
 
-// dW, db and dh of a tile from da.
+// Adds dW and db of a tile to `sums` and dh to `to_layer`.
 template <typename T>
 void backward(const Decoder<T>& decoder, const Tile<T>& tile, const T* da, LinearSums<T>& sums,
               std::vector<T>& buffer, T* to_layer) {
@@ -213,7 +220,9 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> select
       if (has_duplicates(index.get(depth), h[depth].size(0))) shares = 1;
       to_layers.push_back(fresh_zeros(h[depth].sizes(), g.options()));
     }
-    for (const auto& each : known) sums.emplace_back(shares, LinearSums<T>(classes, each.h.width));
+    for (const auto& decoder : known) {
+      sums.emplace_back(shares, LinearSums<T>(classes, decoder.h.width));
+    }
     over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
       std::vector<T> da(kTile * classes), buffer;
       decoded_tiles(known, layer.const_data_ptr<int64_t>(), false, begin, end,
@@ -235,7 +244,7 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>> select
   return {to_layers, to_weights, to_biases};
 }
 
-// The whole pass: what goes in, and the outputs that it fills.
+// The inputs and outputs of one pass over all rows.
 struct Pass {
   std::vector<Tensor> layers, weights, biases;
   const Indices& index;
@@ -245,7 +254,8 @@ struct Pass {
   Tensor logits, loss;
   std::vector<Tensor> to_layers, to_weights, to_biases;
 
-  // Gradients that are not wanted stay empty. Returns into how many shares the rows may be split.
+  // Allocates the gradients to layers, empty where not wanted. Returns the number of shares that
+  // the rows can be divided into.
   int64_t allocate(const c10::List<bool>& wanted) {
     const auto options = logits.options();
     int64_t shares = workers(n);
@@ -263,7 +273,7 @@ struct Pass {
   void run(int64_t shares) {
     const auto known = decoders<T>(layers, index, weights, biases);
     std::vector<double> losses(shares, 0);
-    std::vector<std::vector<LinearSums<T>>> sums;  // of every layer and thread
+    std::vector<std::vector<LinearSums<T>>> sums;  // [layer][thread]
     for (size_t depth = 0; gradients && depth < known.size(); ++depth) {
       sums.emplace_back(shares, LinearSums<T>(classes, known[depth].h.width));
     }

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <vector>
 
 #include "checks.h"
 
@@ -17,7 +18,7 @@ namespace {
 Tensor factor(const Tensor& covariance, double rho, double eps) {
   const int64_t width = covariance.size(0);
   TORCH_CHECK(covariance.dim() == 2 && covariance.size(1) == width,
-              "a covariance is square, got shape ", covariance.sizes());
+              "a covariance must be square, got shape ", covariance.sizes());
   Tensor shrunk = covariance.to(at::kDouble, false, /*copy=*/true).contiguous();
   double* k = shrunk.mutable_data_ptr<double>();
   double variance = 0;
@@ -36,7 +37,7 @@ Tensor factor(const Tensor& covariance, double rho, double eps) {
 
 std::vector<Tensor> whitening(TensorList covariances, const Tensor& rho, double eps) {
   TORCH_CHECK(rho.dim() == 1 && rho.size(0) == static_cast<int64_t>(covariances.size()), "got ",
-              covariances.size(), " covariances and shrinkages of shape ", rho.sizes());
+              covariances.size(), " covariances and rho of shape ", rho.sizes());
   const Tensor amounts = rho.to(at::kDouble).contiguous();
   std::vector<Tensor> factors;
   for (size_t depth = 0; depth < covariances.size(); ++depth) {

@@ -1,4 +1,5 @@
-// The launcher of moments: shares the rows out, lays out the workspace, starts both stages.
+// The launcher of moments: divides the rows into shares, lays out the workspace, starts both
+// stages.
 
 #include <algorithm>
 
@@ -7,14 +8,14 @@
 namespace metselect {
 namespace {
 
-// Fewer rows than classes would make a share's slot larger than what it reads.
+// With fewer rows than classes a share would write more to its slot than it reads.
 constexpr int64_t kLeastRows = 128;
 
 int tiles_of(const MetselectMomentsLayer& layer) {
   return std::max<int>(1, int((layer.width + kSide - 1) / kSide));
 }
 
-// The layers [from, from + kMaxLayers) of a batch: one launch, without its workspace.
+// Returns the launch of layers [from, from + kMaxLayers) of a batch, without its workspace.
 MomentsPlan plan_of(const MetselectMomentsBatch& batch, int64_t from) {
   MomentsPlan plan = {};
   plan.labels = batch.labels;

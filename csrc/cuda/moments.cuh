@@ -2,16 +2,15 @@
 //
 //   r_i = h_i - shift[y_i],  sum[c] = sum of r_i over y_i = c,  gram = sum of r_i r_i^T
 //
-// Stage 1: a block makes one kSide x kSide piece of one Gram matrix (of two that are transposes of
-// each other just one) from one share of the rows; a piece on the diagonal also makes the class
-// sums of its columns. Products of a tile of rows are taken in T, sums over tiles in float64. A
-// tile whose largest entry is beyond 2^+-40 is scaled by a power of two first, so that squares
-// neither overflow nor vanish. Every block writes to a slot of its own.
-// Stage 2: the slots are added up in the order of the shares. No floating-point atomics anywhere,
-// so the same number of shares gives the same bits.
+// Stage 1: a block computes one kSide x kSide piece of the upper triangle of one Gram matrix from
+// one share of the rows; a piece on the diagonal also computes the class sums of its columns.
+// Products of a tile of rows are in T, sums over tiles in float64. A tile whose largest entry is
+// outside 2^+-40 is first scaled by a power of two, so that squares neither overflow nor underflow.
+// Each block writes to its own slot. Stage 2: the slots are added in the order of the shares. There
+// are no floating-point atomics, so results depend only on the number of shares.
 //
-// A label or index that points outside is not followed; it makes all results of its layer NaN, and
-// in the first layer the counts too.
+// A label or index out of range is not read; it makes all results of its layer NaN, and in the
+// first layer the counts as well.
 #pragma once
 
 #include <limits.h>
@@ -24,8 +23,8 @@ namespace metselect {
 
 constexpr int kSide = 64;
 constexpr int kThreads = 256;
-constexpr int kPer = 4;         // a thread makes kPer x kPer entries of the piece
-constexpr int kMaxLayers = 32;  // what fits in the 4 KB of kernel parameters
+constexpr int kPer = 4;         // a thread computes kPer x kPer entries of the piece
+constexpr int kMaxLayers = 32;  // fit in the 4 KB of kernel parameters
 constexpr int kMaxExponent = 40;
 constexpr int kBlocksPerProcessor = 3;
 
@@ -75,15 +74,15 @@ template <typename T>
 struct MomentsShared {
   alignas(16) T tile[2][kRows<T>][kSide];  // residuals of the piece's rows and of its columns
   int64_t offset[kRows<T>];                // of the row in h
-  int label[kRows<T>];                     // -1: no such row
+  int label[kRows<T>];                     // -1: no row
   int next[kRows<T>];                      // the next row of the same class; kRows: none
   bool first[kRows<T>];                    // of its class
-  int extreme[2];                          // largest exponent beyond +-kMaxExponent, or INT_MIN
+  int extreme[2];                          // largest exponent outside +-kMaxExponent, or INT_MIN
   bool ordinary[2];                        // some entry is within +-kMaxExponent
-  bool spoiled;                            // a label or an index pointed outside
+  bool spoiled;                            // a label or an index is out of range
 };
 
-// Where the rows of the tile that begins at row `start` are.
+// Writes label and offset of the rows of the tile that starts at row `start`.
 template <typename T>
 __device__ void locate_rows(const MomentsPlan& plan, const MomentsLayer& layer, int64_t start,
                             MomentsShared<T>& shared) {
@@ -106,7 +105,7 @@ __device__ void locate_rows(const MomentsPlan& plan, const MomentsLayer& layer, 
   shared.offset[threadIdx.x] = row * layer.row_stride;
 }
 
-// Chains the rows of every class in their order, so that each class is summed by one thread.
+// Links the rows of each class in order, so that each class is summed by one thread.
 template <typename T>
 __device__ void link_rows(MomentsShared<T>& shared) {
   if (threadIdx.x >= kRows<T>) return;
@@ -118,7 +117,7 @@ __device__ void link_rows(MomentsShared<T>& shared) {
   shared.next[i] = after;
 }
 
-// Fills one of the two tiles with residuals, and notes how large they are.
+// Fills one of the two tiles with residuals and records their magnitude.
 template <typename In, typename T>
 __device__ void fill(const MomentsLayer& layer, int tile, int side, MomentsShared<T>& shared) {
   const In* __restrict__ h = static_cast<const In*>(layer.h);
@@ -147,7 +146,7 @@ __device__ void fill(const MomentsLayer& layer, int tile, int side, MomentsShare
   }
 }
 
-// The exponent by which a tile is scaled; 0 for every ordinary one.
+// Returns the exponent by which a tile is scaled, 0 within 2^+-kMaxExponent.
 template <typename T>
 __device__ int scale_of(const MomentsShared<T>& shared, int side) {
   const int exponent = shared.extreme[side];
@@ -163,8 +162,8 @@ __device__ void scale(MomentsShared<T>& shared, int side, int exponent) {
   }
 }
 
-// Adds the tile's rows to the class sums; a warp looks at one class at a time. What is there
-// already is read ahead of the walk along the class, whose time then hides the waiting.
+// Adds the rows of the tile to the class sums; a warp adds one class at a time. The sum so far is
+// loaded before the loop over the rows of the class, which hides the latency of the load.
 template <typename T>
 __device__ void add_by_class(const MomentsShared<T>& shared, int64_t width, int tile, double* sums,
                              double* counts) {
@@ -220,7 +219,7 @@ __device__ inline void set_sums(const MomentsPlan& plan, int64_t width, int tile
   }
 }
 
-// Block number = share * pieces + piece: the pieces that read the same rows run side by side.
+// Block number = share * pieces + piece: pieces that read the same rows run at the same time.
 template <typename In, typename T>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? kBlocksPerProcessor : 2)
     moments_of_shares(const __grid_constant__ MomentsPlan plan) {
@@ -281,7 +280,7 @@ __device__ inline void put(double* out, double value, bool accumulate) {
   *out = accumulate ? *out + value : value;
 }
 
-// blockIdx.y is the layer; a thread adds up one entry of its slots.
+// blockIdx.y is the layer; a thread sums one entry over its slots.
 __global__ void __launch_bounds__(kThreads)
     moments_of_slots(const __grid_constant__ MomentsPlan plan) {
   const MomentsLayer& layer = plan.layer[blockIdx.y];

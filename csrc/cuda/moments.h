@@ -1,21 +1,21 @@
-// The CUDA moments as C functions: what the torch binding and the tests call.
+// The CUDA moments as C functions, for the torch binding and the tests.
 #pragma once
 
 #include <stdint.h>
 
 extern "C" {
 
-// One layer; every pointer is to memory of the device. Strides count elements.
+// One layer; all pointers are device pointers. Strides are in elements.
 struct MetselectMomentsLayer {
   const void* h;  // [rows, width]
   int64_t rows, row_stride, column_stride, width;
-  const int64_t* index;  // [n] rows that are picked; null: all in order
+  const int64_t* index;  // [n] picked rows; null: all in order
   const void* shift;     // [classes, width], contiguous
   double* sum;           // [classes, width]
   double* gram;          // [width, width]
 };
 
-// Of the layers; sums are taken in float32, for float64 layers in float64, and shifts are of that.
+// The dtype of the layers. Products and shifts are float32, for float64 layers float64.
 enum MetselectDtype { kMetselectFloat, kMetselectDouble, kMetselectHalf, kMetselectBfloat16 };
 
 struct MetselectMomentsBatch {
@@ -25,17 +25,17 @@ struct MetselectMomentsBatch {
   int64_t n, classes;
   double* count;  // [classes]
   int32_t dtype;
-  int32_t accumulate;  // add to what sum, gram and count hold
-  int32_t blocks;      // of the first stage, about; the results depend on it in their last bits
+  int32_t accumulate;  // add to the contents of sum, gram and count
+  int32_t blocks;      // approximate number in the first stage; changes the last bits of results
 };
 
-// As many blocks as the current device runs at a time; 0 where there is none.
+// Returns the number of blocks that the current device runs at a time; 0 without a device.
 int32_t metselect_moments_blocks();
 
 int64_t metselect_moments_workspace_bytes(const MetselectMomentsBatch* batch);
 
-// Starts the work on `stream`, a cudaStream_t, and returns a cudaError_t. `workspace` must stay
-// until that work is done.
+// Launches the kernels on `stream`, a cudaStream_t, and returns a cudaError_t. `workspace` must
+// stay allocated until they have finished.
 int32_t metselect_moments(const MetselectMomentsBatch* batch, void* workspace, void* stream);
 
 }  // extern "C"

@@ -1,5 +1,6 @@
-// moments on the CUDA key of the dispatcher.
+// Registers moments for the CUDA dispatch key.
 
+#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -25,7 +26,8 @@ MetselectDtype dtype_of(const Tensor& h) {
   }
 }
 
-// Numbers that point outside show later, as NaN: looking at them here would wait for the GPU.
+// Index and label values are not checked, which would wait for the GPU; values out of range give
+// NaN.
 void check(TensorList layers, const Tensor& labels, const Indices& index, TensorList shifts) {
   check_label_count(labels, check_shapes(layers, index, shifts));
   const bool wide = layers[0].scalar_type() == at::kDouble;

@@ -1,4 +1,4 @@
-// What a kernel source is written in: CUDA under nvcc; under a plain C++ compiler the emulation of
+// The language of kernel sources: CUDA under nvcc; under a C++ compiler the emulation header of
 // tests/emulation, which defines the same two macros.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-// All the shared memory of a block is one struct.
+// The shared memory of a block is one struct.
 #define METSELECT_SHARED(Type, name) __shared__ Type name
 
 #define METSELECT_LAUNCH(kernel, grid, threads, stream, ...) \
