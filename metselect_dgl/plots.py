@@ -9,18 +9,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-NAMES = {
-    "final": "FinalSelect",
-    "ndls": "NDLSelect",
-    "attn": "AttnSelect",
-    "metselect": "MetSelect",
-    "metselect-paper": "MetSelect-paper",
-    "metselect-max": "MetSelect-max",
-    "jknet-max": "JKNet-Max",
-    "jknet-cat": "JKNet-Cat",
-    "jknet-lstm": "JKNet-LSTM",
-    "jknet-metselect": "JKNet-MetSelect",
-}
+from .config import SELECTOR_TITLES
 
 
 def plot_layers(metrics: dict, path: Path) -> None:
@@ -46,7 +35,7 @@ def plot_layers(metrics: dict, path: Path) -> None:
 
 def _title(metrics: dict) -> str:
     config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
-    selector = NAMES.get(config["selector"], config["selector"])
+    selector = SELECTOR_TITLES[config["selector"]]
     model = f"{config['backbone'].upper()} + {selector} on {config['dataset']}"
     return f"{model}: layer chosen per node, test accuracy {accuracy:.1f} %"
 

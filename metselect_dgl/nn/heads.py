@@ -119,6 +119,10 @@ class LayerHead(nn.Module):
         """What every layer's own decoder says, [L, n, C]; None if layers have no decoders."""
         return None
 
+    def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor] | None:
+        """Return distances, posteriors and scores at every layer; None if none are measured."""
+        return None
+
     def reset_parameters(self) -> None:
         """Draw every parameter anew, and forget what was estimated."""
         for module in self.modules():

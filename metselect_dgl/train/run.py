@@ -1,6 +1,5 @@
 """Train a model, on the whole graph or in mini-batches, and read it back."""
 
-import os
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,16 +33,16 @@ def train(
     progress: bool = True,
     checkpoint_every: int = 20,
     team: Team = ALONE,
+    keep_memory: bool = False,
 ) -> Run | None:
     """Train one model; with `out`, leave checkpoints and results there and resume from them.
 
     With a `batch_size` in the settings it is done in mini-batches, by all processes of the `team`
     together; the result is that of the first one, the others get None.
 
-    With METSELECT_KEEP_MEMORY=1 in the environment, as the command line sets it, the process keeps
-    freed memory for the next epoch.
+    With `keep_memory` the process keeps freed memory for the next epoch, which is faster.
     """
-    if os.environ.get("METSELECT_KEEP_MEMORY") == "1":
+    if keep_memory:
         ops.keep_freed_memory()
     loop = make_loop(config, prepare(config, data), out, team)
     run_loop(loop, progress=progress and team.rank == 0, checkpoint_every=checkpoint_every)
