@@ -55,7 +55,7 @@ def fabricate(monkeypatch):
         part = SimpleNamespace(val=range(100))
         data = SimpleNamespace(split=lambda number: part, n_splits=5)
         monkeypatch.setattr(tuning, "run_configs", fake)
-        monkeypatch.setattr(tuning, "read_dataset", lambda config, data_dir: data)
+        monkeypatch.setattr(tuning, "cached_dataset", lambda name, data_dir, seed: data)
         return asked
 
     return install
@@ -289,8 +289,7 @@ def test_progress_of_a_second_call(tiny_dir, tmp_path, show, capsys):
     for configs, n in ((CONFIGS[:2], 2), (CONFIGS[1:3], 3), (CONFIGS, 4)):
         running.run_configs(configs, results, Execution(str(tiny_dir)), progress)
         assert (len(progress.finished), progress.from_log) == (n, 1)
-    with progress:
-        pass
+    progress.close()
     assert ("4/4" in capsys.readouterr().err) == show
     assert len(read_lines(results)) == 4
 
@@ -369,7 +368,7 @@ def test_the_seed_draws_a_synthetic_dataset_anew(monkeypatch):
         raise ValueError("enough")
 
     monkeypatch.setattr(running, "load_dataset", load)
-    running._load.cache_clear()
+    running.cached_dataset.cache_clear()
     for config in config_grid(Config(), {"seed": [3, 4]}):
         with pytest.raises(ValueError, match="enough"):
             running.run_one(config, Execution())

@@ -41,12 +41,6 @@ class RunProgress:
         self.from_log = 0
         self._bar = tqdm(total=total, unit="run", smoothing=0, disable=not show)
 
-    def __enter__(self) -> "RunProgress":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bar.close()
-
     def add_logged(self, keys: Collection[str]) -> None:
         """Count runs of the log; they took no time, so they do not enter the displayed speed."""
         new = set(keys) - self.finished
@@ -62,6 +56,10 @@ class RunProgress:
         model = f"{row['backbone']}+{row['selector']}"
         self._bar.set_postfix_str(f"{row['dataset']} {model} split {row['split']}")
 
+    def close(self) -> None:
+        """Leave the final state of the progress bar on the screen."""
+        self._bar.close()
+
 
 def run_configs(
     configs: Sequence[Config], log: Path, execution: Execution, progress: RunProgress
@@ -70,9 +68,10 @@ def run_configs(
     in the order of `configs`."""
     rows = _read_log(log)
     _warn_about_other_code(rows.values(), log)
-    keys = [_key(config, _fingerprint(config, execution.data_dir)) for config in configs]
-    missing = {}
-    for key, config in zip(keys, configs, strict=True):
+    keys, missing = [], {}
+    for config in configs:
+        key = _key(config, _fingerprint(config.dataset, execution.data_dir, config.seed))
+        keys.append(key)
         if key not in rows:
             missing[key] = config
     progress.add_logged(set(keys) - set(missing))
@@ -107,7 +106,7 @@ def _run_all(configs: Sequence[Config], execution: Execution) -> Iterator[dict]:
 
 def run_one(config: Config, execution: Execution) -> dict:
     """Train one model and return its row."""
-    data = read_dataset(config, execution.data_dir)
+    data = cached_dataset(config.dataset, execution.data_dir, config.seed)
     metrics = train(config, data, progress=False, keep_memory=execution.keep_memory).metrics
     return {
         "dataset": config.dataset,
@@ -115,7 +114,7 @@ def run_one(config: Config, execution: Execution) -> dict:
         "selector": config.selector,
         "split": config.split,
         "seed": config.seed,
-        "data": _fingerprint(config, execution.data_dir),
+        "data": data.fingerprint(),
         "code": code_version(),
         "val_accuracy": metrics["val"]["accuracy"],
         "test_accuracy": metrics["test"]["accuracy"],
@@ -123,23 +122,15 @@ def run_one(config: Config, execution: Execution) -> dict:
     }
 
 
-def read_dataset(config: Config, data_dir: str | None) -> NodeDataset:
-    """Return the dataset of a config, cached."""
-    return _load(config.dataset, data_dir, config.seed)
-
-
 @lru_cache(maxsize=12)
-def _load(name: str, data_dir: str | None, seed: int) -> NodeDataset:
+def cached_dataset(name: str, data_dir: str | None, seed: int) -> NodeDataset:
+    """Load a dataset once for several runs."""
     return load_dataset(name, data_dir, seed=seed)
 
 
 @lru_cache(maxsize=64)
-def _load_fingerprint(name: str, data_dir: str | None, seed: int) -> str:
-    return _load(name, data_dir, seed).fingerprint()
-
-
-def _fingerprint(config: Config, data_dir: str | None) -> str:
-    return _load_fingerprint(config.dataset, data_dir, config.seed)
+def _fingerprint(name: str, data_dir: str | None, seed: int) -> str:
+    return cached_dataset(name, data_dir, seed).fingerprint()
 
 
 @cache

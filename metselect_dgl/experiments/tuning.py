@@ -8,6 +8,7 @@ the best is kept, and the next group is searched with it. Test accuracies are no
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..config import Config
 from .experiment import Experiment
-from .run_configs import Execution, RunProgress, read_dataset, run_configs
+from .run_configs import Execution, RunProgress, cached_dataset, run_configs
 
 TUNING_NODES = 300
 
@@ -41,7 +42,7 @@ def run_experiments(
     tuning_splits = []
     total = 0
     for i, experiment in enumerate(experiments):
-        data = read_dataset(experiment.base, execution.data_dir)
+        data = cached_dataset(experiment.base.dataset, execution.data_dir, experiment.base.seed)
         experiment = experiment.with_settings(experiment.first_values())
         experiment = replace(experiment, splits=min(experiment.splits, data.n_splits))
         wanted = math.ceil(TUNING_NODES / max(len(data.split(0).val), 1))
@@ -49,7 +50,7 @@ def run_experiments(
         tuning_splits.append(min(experiment.splits, max(2, wanted)))
         total += _count_runs(experiment, tuning_splits[i])
 
-    with RunProgress(total) as progress:
+    with closing(RunProgress(total)) as progress:
 
         def run(batches: list[list[Config]]) -> list[list[dict]]:
             """Run the configs of all batches together; return the rows of each batch."""

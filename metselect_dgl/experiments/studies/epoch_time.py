@@ -55,13 +55,8 @@ class EpochTime(Study):
         from ...data import load_dataset
         from ...train import TrainingLoop, prepare
 
-        config = replace(
-            settings.recipe,
-            dataset=dataset,
-            backbone=backbone,
-            epochs=ENDLESS,
-            validate_every=ENDLESS,
-        )
+        config = replace(settings.recipe, dataset=dataset, backbone=backbone)
+        config = replace(config, epochs=ENDLESS, validate_every=ENDLESS)
         data = prepare(config, load_dataset(dataset, data_dir))
         loops, turns = {}, {}
         for selector in SELECTORS:
@@ -95,27 +90,29 @@ class EpochTime(Study):
     def section(self, results: StoredResults) -> list[str]:
         rows = results.rows[self.name]
         small = [row for row in rows if row["dataset"] not in LARGE_DATASETS]
-        groups = [("small", small, paper.SMALL_EPOCH_SECONDS)]
+        groups = {"small": small}
         for dataset in LARGE_DATASETS:
-            large = [row for row in rows if row["dataset"] == dataset]
-            if large:
-                groups.append((dataset, large, paper.EPOCH_SECONDS))
+            groups[dataset] = [row for row in rows if row["dataset"] == dataset]
         table = []
         for backbone in dict.fromkeys(row["backbone"] for row in rows):
-            for group, group_rows, printed_seconds in groups:
-                printed = printed_seconds[backbone.upper()]
-                cells = [f"{backbone.upper()}, {group}"]
+            for group, group_rows in groups.items():
+                if group in LARGE_DATASETS and not group_rows:
+                    continue
+                seconds = paper.SMALL_EPOCH_SECONDS if group == "small" else paper.EPOCH_SECONDS
+                table.append([f"{backbone.upper()}, {group}"])
                 for selector, paper_name in PAPER_NAMES.items():
-                    ratios = []
-                    for row in group_rows:
-                        if (row["backbone"], row["selector"]) == (backbone, selector):
-                            ratios.append(row["ratio"])
+                    printed = seconds[backbone.upper()]
                     printed_ratio = printed[paper_name] / printed["FinalSelect"]
+                    model = (backbone, selector)
+                    ratios = [
+                        row["ratio"]
+                        for row in group_rows
+                        if (row["backbone"], row["selector"]) == model
+                    ]
                     ours = (
                         f"{np.mean(ratios):.2f}<br>*{printed_ratio:.2f}*" if ratios else "not run"
                     )
-                    cells.append(ours)
-                table.append(cells)
+                    table[-1].append(ours)
         return [
             f"## {self.title}",
             "Ratio to FinalSelect of the same backbone; the selectors take turns in one process. "

@@ -15,17 +15,7 @@ if TYPE_CHECKING:  # they import DGL, and the command line lists the studies wit
     from ..tuning import Outcome
 
 _RUN = ("dataset", "backbone", "selector", "split", "seed")
-_FIGURES = (
-    "epochs",
-    "best_epoch",
-    "diverged",
-    "seconds",
-    "code",
-    "fixed",
-    "oracle",
-    "lucky_oracle",
-    "layer_share",
-)
+_FIGURES = "epochs best_epoch diverged seconds code fixed oracle lucky_oracle layer_share".split()
 
 
 @dataclass(frozen=True)
@@ -95,14 +85,16 @@ class Study:
         for name, value in asdict(Config(**run["config"])).items():
             if name not in _RUN and value != defaults[name]:
                 settings[name] = value
-        row = {"study": self.name}
-        row |= {name: run[name] for name in _RUN}
-        row["val_accuracy"] = run["val_accuracy"]
-        row["test_accuracy"] = run["test_accuracy"]
-        row["train_accuracy"] = run["train"]["accuracy"]
-        row["macro_f1"] = run["test"]["macro_f1"]
-        row["weighted_f1"] = run["test"]["weighted_f1"]
-        row["settings"] = settings
+        row = {
+            "study": self.name,
+            **{name: run[name] for name in _RUN},
+            "val_accuracy": run["val_accuracy"],
+            "test_accuracy": run["test_accuracy"],
+            "train_accuracy": run["train"]["accuracy"],
+            "macro_f1": run["test"]["macro_f1"],
+            "weighted_f1": run["test"]["weighted_f1"],
+            "settings": settings,
+        }
         for name in _FIGURES:
             if name in run:
                 row[name] = _rounded(run[name])
