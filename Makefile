@@ -1,4 +1,4 @@
-# The words that people and CI use; `make` alone lists them.
+# Targets for developers and CI; `make` lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report results lint format doctor clean
@@ -9,30 +9,30 @@ SITE := .venv/lib/python3.11/site-packages
 LOG := .venv/setup.log
 CSRC := $(wildcard $(addprefix csrc/,*.h */*.h */*.cpp */*.cuh */*.cu))
 
-# Without it, DGL prints and writes a file in the home folder on its first import.
+# Otherwise DGL prints and writes a file in the home folder on its first import.
 export DGLBACKEND := pytorch
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-help: ## list these words
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
-setup: .venv/ready ## make .venv with the pinned packages and this one, editable
+setup: .venv/ready ## create .venv with the pinned packages and this package, editable
 	@echo "ready: make demo, make test, make doctor"
 
-demo: .venv/ready ## train on the embedded data set and show what was selected
+demo: .venv/ready ## train on a synthetic dataset and print the selected layers
 	@$(BIN)/metselect demo
 
 test: .venv/ready ## run the tests
 	$(BIN)/python -m pytest
 
-# Python itself is not sanitized: the runtime is loaded ahead of it, with libstdc++, whose exceptions
-# it watches. -fno-wrapv because Python's own flags make signed overflow lawful; --capture=sys because
-# a report is written past sys.stderr.
+# Python itself is not sanitized, so the runtime is preloaded, with libstdc++, whose exceptions it
+# intercepts. -fno-wrapv: Python's own flags define signed overflow. --capture=sys: a report is not
+# written through sys.stderr.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-wrapv -g -O1
-no_asan = '$${CXX:-c++}' brings no libasan.so; use GCC with its sanitizers (on Debian: apt install g++)
+no_asan = '$${CXX:-c++}' has no libasan.so; use GCC with its sanitizers (on Debian: apt install g++)
 library = $$($${CXX:-c++} -print-file-name=$1)
 
-sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory errors and overflows
+sanitize: .venv/ready ## run the tests of the ops with address and undefined-behaviour sanitizers
 	@[ -e "$(call library,libasan.so)" ] || { echo "sanitize: $(no_asan)" >&2; exit 1; }
 	rm -rf build/sanitize/lib
 	METSELECT_BACKEND=native METSELECT_CXXFLAGS="$(SANITIZE)" \
@@ -46,7 +46,7 @@ sanitize: .venv/ready ## run the ops' tests on an engine built to stop at memory
 kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write docs/kernels.md (minutes)
 	$(BIN)/python -m benchmarks.kernel_report --out docs/kernels.md
 
-cuda-build-check: ## build the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
+cuda-build-check: ## compile the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py
 
 BENCH := $(BIN)/python -m pytest benchmarks --benchmark-only
@@ -70,39 +70,39 @@ bench-report: .venv/ready
 	$(BIN)/metselect bench report $(filter-out %/guard.json,$(sort $(wildcard $(RESULTS)/*.json))) \
 	  --again $(RESULTS)/quick-*.json --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
 
-results: .venv/ready ## the paper's tables and figures beside ours: docs/results.md (hours; goes on after a stop)
+results: .venv/ready ## repeat the paper's tables and figures: docs/results.md (hours; resumes if interrupted)
 	$(BIN)/metselect reproduce --out docs/results --page docs/results.md
 
-lint: .venv/ready ## check style, change nothing
+lint: .venv/ready ## check the style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(if $(CSRC),$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/emulation/*.h))
 
-format: .venv/ready ## repair style
+format: .venv/ready ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC) $(wildcard tests/emulation/*.h))
 
-doctor: .venv/ready ## say what works here, what does not, and the remedy
+doctor: .venv/ready ## check this installation and suggest remedies
 	@$(BIN)/python -P metselect_dgl/doctor.py
 
-clean: ## remove what was built; the packages in .venv stay
+clean: ## remove build products; the packages in .venv stay
 	rm -rf build dist *.egg-info .benchmarks .hypothesis .pytest_cache .ruff_cache
 	rm -f metselect_dgl/*.so .venv/ready
 	find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
 
-no_python = Python 3.11 is needed and '$(PYTHON)' is not it; install it, or name yours: make setup PYTHON=/path/to/python3.11
+no_python = '$(PYTHON)' is not Python 3.11; install it, or name yours: make setup PYTHON=/path/to/python3.11
 no_venv = '$(PYTHON)' lacks the venv module (on Debian: apt install python3.11-venv); install it and run the same command again
 no_space = the disk is full; make room and run the same command again (log: $(LOG))
-no_packages = the packages could not be downloaded: no network, or the registry was not reached or has none for this machine; run the same command again (log: $(LOG))
-no_build = the packages are there but metselect_dgl itself could not be built; the reason is at the end of $(LOG)
-no_compiler = no C++ compiler found: going on without compiled kernels, the pure PyTorch path serves
-no_engine = the C++ compiler could not build the compiled kernels: going on without, the pure PyTorch path serves (reason: $(LOG))
+no_packages = the packages could not be downloaded: no network, or the package index is unreachable or has none for this machine; run the same command again (log: $(LOG))
+no_build = the packages are installed but metselect_dgl itself could not be built; the reason is at the end of $(LOG)
+no_compiler = no C++ compiler found: continuing without compiled kernels, the ops run in plain PyTorch
+no_engine = the C++ compiler could not build the kernels: continuing without, the ops run in plain PyTorch (reason: $(LOG))
 die = { echo "setup: $($1)" >&2; exit 1; }
 whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' && ls $(SITE)/pip-*.dist-info >/dev/null 2>&1
 
-# Interrupted anywhere, the next call completes it: the stamp is written last, and a package that
-# pip did not finish lacks INSTALLER; without its .dist-info pip installs it anew.
+# An interrupted call is completed by the next one: the stamp is written last, and a package that
+# pip did not finish lacks INSTALLER; without its .dist-info pip installs it again.
 .venv/ready: requirements.txt requirements-dev.txt setup.py pyproject.toml $(CSRC)
 	@for info in $(SITE)/*.dist-info; do [ -e "$$info/INSTALLER" ] || rm -rf "$$info"; done
 	@$(whole_venv) || { \
@@ -110,11 +110,11 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 	  $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call die,no_venv); \
 	  $(PYTHON) -m venv --clear .venv; }
 	@command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_compiler)" >&2
-	@printf "installing torch, dgl and friends into .venv (1.5 GB with torch's CPU build, once) "
+	@printf "installing torch, dgl and other packages into .venv (1.5 GB with torch's CPU build, once) "
 	@set -o pipefail; $(BIN)/python -m pip install --no-input -r requirements-dev.txt 2>&1 | tee $(LOG) | \
 	  { while read -r word _; do [ "$$word" != Collecting ] || printf .; done; echo; } || { \
 	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
-	@echo "building the package and its compiled engine (a minute or two, once)"
+	@echo "building the package and its compiled kernels (a minute or two, once)"
 	@$(BIN)/python -m pip install -v --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
 	@ls metselect_dgl/_C*.so >/dev/null 2>&1 || ! command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_engine)" >&2
 	@touch $@

@@ -13,26 +13,26 @@ ROOT = Path(__file__).parent
 
 
 def do_without(reason: str) -> None:
-    """Go on without the extension and say so; METSELECT_BACKEND=native insists on it."""
+    """Continue without the extension and print the reason; with METSELECT_BACKEND=native, exit."""
     if os.environ.get("METSELECT_BACKEND") == "native":
         sys.exit(f"metselect-dgl: METSELECT_BACKEND=native, but {reason}")
-    print(f"metselect-dgl: {reason}; plain torch will serve", file=sys.stderr)
+    print(f"metselect-dgl: {reason}; the ops will run in plain torch", file=sys.stderr)
 
 
 def cuda_toolkit() -> bool:
-    """Whether csrc/cuda can be built: a torch with CUDA, and nvcc in CUDA_HOME."""
+    """Return whether csrc/cuda can be built: torch has CUDA, and CUDA_HOME has nvcc."""
     import torch
     from torch.utils.cpp_extension import CUDA_HOME
 
     if torch.version.cuda is None or not CUDA_HOME or not Path(CUDA_HOME, "bin/nvcc").exists():
         return False
-    if torch.cuda.device_count() == 0:  # torch would look for GPUs to build for
+    if torch.cuda.device_count() == 0:  # torch would detect the GPUs to build for
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
     return True
 
 
 def module(cuda: bool):
-    """`metselect_dgl._C` from csrc/cpu and, where wanted, csrc/cuda."""
+    """Return `metselect_dgl._C` from csrc/cpu and, with `cuda`, csrc/cuda."""
     from torch.utils.cpp_extension import CppExtension, CUDAExtension
 
     flags = os.environ.get("METSELECT_CXXFLAGS", "-O3").split()
@@ -51,10 +51,10 @@ def module(cuda: bool):
 
 
 def extension() -> dict:
-    """The compiled ops; without sources or a compiler plain torch serves.
+    """Return the arguments of `setup` that build the ops; none without sources or a compiler.
 
-    METSELECT_CXXFLAGS replaces -O3, in compiling and in linking. TORCH_CUDA_ARCH_LIST names the
-    GPUs to build for.
+    METSELECT_CXXFLAGS replaces -O3 when compiling and linking. TORCH_CUDA_ARCH_LIST names the GPUs
+    to build for.
     """
     compiler = (os.environ.get("CXX") or "c++").split()[0]
     if not glob("csrc/cpu/*.cpp") or shutil.which(compiler) is None:
@@ -66,14 +66,13 @@ def extension() -> dict:
     cuda = cuda_toolkit()
 
     class OptionalBuild(BuildExtension):
-        """A compiler that fails leaves the package without what it should have made, the CUDA ops
-        or the whole extension, not uninstalled."""
+        """Install without the CUDA ops, or without the extension, if they do not compile."""
 
         def run(self) -> None:
-            before = self.compiler, self.inplace  # what a run that fails leaves changed
+            before = self.compiler, self.inplace  # a failing run changes them
             try:
                 super().run()
-            except Exception as error:  # torch makes a RuntimeError of a failed compiler
+            except Exception as error:  # torch raises RuntimeError for a failed compiler
                 if not cuda:
                     return self.give_up(error, before[1])
                 print(f"metselect-dgl: the CUDA ops could not be built ({error})", file=sys.stderr)
@@ -85,7 +84,7 @@ def extension() -> dict:
                     self.give_up(error, before[1])
 
         def give_up(self, error: Exception, inplace: bool) -> None:
-            do_without(f"the compiled engine could not be built with {compiler!r} ({error})")
+            do_without(f"the compiled ops could not be built with {compiler!r} ({error})")
             self.extensions = []
             for outdated in glob(f"{'.' if inplace else self.build_lib}/metselect_dgl/_C*.so"):
                 os.remove(outdated)
@@ -113,7 +112,7 @@ setup(
     install_requires=[
         "torch==2.13.0",
         "dgl==1.1.3",
-        "packaging",  # imported by dgl, which does not ask for it
+        "packaging",  # imported by dgl, but not among its requirements
         "numpy>=1.26",
         "scipy>=1.11",
         "PyYAML>=6.0",

@@ -1,4 +1,4 @@
-"""MetSelect on DGL: choose for every node the GNN layer that is most sure of its class."""
+"""MetSelect on DGL: select a GNN layer for every node by Mahalanobis class distances."""
 
 from importlib import import_module
 
@@ -7,7 +7,7 @@ __all__ = ["__version__", "data", "functional", "nn"]
 
 
 def __getattr__(name: str):
-    """Submodules on first use: importing the package alone loads neither DGL nor a kernel."""
+    """Import a submodule on first use: the package alone loads neither DGL nor kernels."""
     if name in __all__:
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m metselect_dgl ...` is `metselect ...`."""
+"""Run `metselect` as `python -m metselect_dgl`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, flushed to the disk, renamed."""
+"""Atomic files: written under another name, flushed to the disk, renamed."""
 
 import os
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from typing import BinaryIO
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Call `write(file)` on a new file that takes the place of `path` once it is on the disk."""
+    """Call `write(file)` on a new file that replaces `path` once it is on the disk."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(beside, "wb") as file:
+        with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""`metselect ...`: train, partition, compare, reproduce, explain, bench, demo and doctor."""
+"""The command line: `metselect train`, `compare`, `reproduce`, `explain` and others."""
 
 import argparse
 import dataclasses
@@ -11,11 +11,12 @@ from pathlib import Path
 from . import __version__, doctor
 from .atomic_file import write_atomic
 from .config import Config
-from .experiments.scope import FULL, QUICK
+from .experiments.reproduce_settings import FULL, QUICK, check_names
+from .experiments.studies import STUDIES
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry of the console script; expected errors are one line on stderr and status 1."""
+    """Run a command; expected errors are printed as one line on stderr, with status 1."""
     args = _parser().parse_args(argv)
     status = _run(args)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 or "DGL_DIST_MODE" in os.environ:
@@ -30,25 +31,28 @@ def _run(args) -> int:
     try:
         return args.run(args) or 0
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        text = "interrupted; the same command resumes from the last checkpoint"
+        print(f"\n{text}", file=sys.stderr)
         return 130
     except Exception as error:
-        if os.environ.get("METSELECT_TRACEBACK") or not _expected(error):
+        if os.environ.get("METSELECT_TRACEBACK") or not _is_expected(error):
             raise
         print(f"metselect: {error}", file=sys.stderr)
         return 1
 
 
-def _expected(error: Exception) -> bool:
-    """Of the user's input; DGL has an error class of its own, known once DGL is imported."""
-    dgl = sys.modules.get("dgl")
-    own = (dgl.DGLError,) if dgl else ()
-    return isinstance(error, (ValueError, TypeError, RuntimeError, OSError, *own))
+def _is_expected(error: Exception) -> bool:
+    """Return whether the user's input may have caused an error."""
+    expected = [ValueError, TypeError, RuntimeError, OSError]
+    dgl = sys.modules.get("dgl")  # its error class exists once a command has imported it
+    if dgl:
+        expected.append(dgl.DGLError)
+    return isinstance(error, tuple(expected))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="metselect", description="Choose for every node the GNN layer most sure of its class."
+        prog="metselect", description="Select a GNN layer for every node by class distances."
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument(
@@ -57,60 +61,59 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="keep freed memory for the next epoch, which is faster (default: yes)",
     )
-    words = parser.add_subparsers(required=True, metavar="WORD")
-    _add_train(words)
-    _add_partition(words)
-    _add_compare(words)
-    _add_reproduce(words)
-    _add_explain(words)
-    _add_bench(words)
-    word = _word(words, "demo", _demo, "train on the embedded dataset and show the choices")
-    word.add_argument("--out", type=Path, default=Path("runs/demo"))
-    word.add_argument("--seed", type=int, default=0)
-    word = _word(words, "doctor", _doctor, "what works here, and the remedy for what does not")
-    _add_data_dir(word)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_train(commands)
+    _add_partition(commands)
+    _add_compare(commands)
+    _add_reproduce(commands)
+    _add_explain(commands)
+    _add_bench(commands)
+    command = _command(commands, "demo", _demo, "train on a synthetic dataset, print the selection")
+    command.add_argument("--out", type=Path, default=Path("runs/demo"))
+    command.add_argument("--seed", type=int, default=0)
+    command = _command(commands, "doctor", _doctor, "check this installation and suggest remedies")
+    _add_data_dir(command)
     return parser
 
 
-def _word(words, name: str, run, text: str) -> argparse.ArgumentParser:
-    word = words.add_parser(name, help=text, description=text, allow_abbrev=False)
-    word.set_defaults(run=run)
-    return word
+def _command(commands, name: str, run, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command.set_defaults(run=run)
+    return command
 
 
-def _add_data_dir(word) -> None:
-    word.add_argument("--data-dir", help="folder of .npz datasets (default: $METSELECT_DATA)")
+def _add_data_dir(command) -> None:
+    command.add_argument("--data-dir", help="folder of .npz datasets (default: $METSELECT_DATA)")
 
 
-def _add_config(word, without: tuple[str, ...] = ()) -> None:
-    """One flag for every field of Config; only those that are given end up in the namespace."""
-    group = word.add_argument_group("settings")
+def _add_jobs(command) -> None:
+    text = "number of processes (default: one per CPU)"
+    command.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help=text)
+
+
+def _add_config(command, without: tuple[str, ...] = ()) -> None:
+    """Add a flag for every field of Config; only given flags are in the namespace."""
+    group = command.add_argument_group("settings")
     for field in dataclasses.fields(Config):
         if field.name in without:
             continue
-        kinds = set(typing.get_args(field.type)) or {field.type}
+        kinds = set(typing.get_args(field.type) or [field.type]) - {types.NoneType}
         options = {"default": argparse.SUPPRESS, "help": field.metadata["help"]}
         if field.default is not None:
             options["help"] += f" (default: {field.default})"
         if bool in kinds:
             options["action"] = argparse.BooleanOptionalAction
         else:
-            options["type"] = _reader(kinds - {types.NoneType})
+            options["type"] = _number_or_name if kinds == {str, float} else kinds.pop()
             options["metavar"] = "X"
         group.add_argument("--" + field.name.replace("_", "-"), **options)
 
 
-def _reader(kinds: set[type]):
-    if kinds != {str, float}:
-        return next(iter(kinds))
-
-    def number_or_word(text: str) -> float | str:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    return number_or_word
+def _number_or_name(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _positive(text: str) -> int:
@@ -119,27 +122,28 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _given(args) -> dict:
+def _given_settings(args) -> dict:
     names = {field.name for field in dataclasses.fields(Config)}
     return {name: value for name, value in vars(args).items() if name in names}
 
 
-def _add_train(words) -> None:
-    word = _word(words, "train", _train, "train one model; the same command resumes it")
-    word.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME)")
-    word.add_argument("--overwrite", action="store_true", help="start anew in a used folder")
-    text = "folder of `metselect partition`, in place of a dataset"
-    word.add_argument("--partitions", type=Path, metavar="DIR", help=text)
-    text = "the servers of the partitions, as DistDGL reads them (default: this process alone)"
-    word.add_argument("--ip-config", metavar="FILE", help=text)
-    _add_data_dir(word)
-    _add_config(word)
+def _add_train(commands) -> None:
+    command = _command(commands, "train", _train, "train one model; the same command resumes it")
+    command.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME)")
+    text = "discard the checkpoint in the folder and start again"
+    command.add_argument("--overwrite", action="store_true", help=text)
+    text = "folder of `metselect partition`, instead of a dataset"
+    command.add_argument("--partitions", type=Path, metavar="DIR", help=text)
+    text = "DistDGL's file of servers of the partitions (default: this process alone)"
+    command.add_argument("--ip-config", metavar="FILE", help=text)
+    _add_data_dir(command)
+    _add_config(command)
 
 
 def _train(args) -> None:
     from .train.distributed import process_group
 
-    config = Config(**_given(args))
+    config = Config(**_given_settings(args))
     if args.partitions is not None:
         from .train.distdgl import train_partitions
 
@@ -163,26 +167,27 @@ def _train_in(group, config: Config, args) -> None:
     out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
     if args.overwrite and group.rank == 0:
         (out / "checkpoint.pt").unlink(missing_ok=True)
-    group.broadcast(None)  # nobody looks for a checkpoint before it is gone
+    group.broadcast(None)  # no process looks for a checkpoint before it is removed
     run = train(config, data, out, group=group, keep_memory=args.keep_memory)
     if run is None:
         return
-    metrics = run.metrics
-    header = ["%", "accuracy", "macro F1", "weighted F1"]
-    rows = [[part, *map(percent, metrics[part].values())] for part in ("train", "val", "test")]
-    print(f"{data!r}\n{text_table(header, rows)}")
-    print(f"best epoch {metrics['best_epoch']} of {metrics['epochs']}; results in {out}")
+    rows = []
+    for part in ("train", "val", "test"):
+        rows.append([part, *map(percent, run.metrics[part].values())])
+    print(f"{data!r}\n{text_table(['%', 'accuracy', 'macro F1', 'weighted F1'], rows)}")
+    epochs = f"best epoch {run.metrics['best_epoch']} of {run.metrics['epochs']}"
+    print(f"{epochs}; results in {out}")
 
 
-def _add_partition(words) -> None:
-    text = "cut a graph into parts for training on several machines (DistDGL)"
-    word = _word(words, "partition", _partition, text)
-    word.add_argument("--dataset", default="hop_chain", help="its name (default: hop_chain)")
-    word.add_argument("--split", type=int, default=0, help="which of its splits (default: 0)")
-    word.add_argument("--seed", type=int, default=0, help="of a synthetic dataset (default: 0)")
-    word.add_argument("--parts", type=_positive, default=1, help="one a machine (default: 1)")
-    word.add_argument("--out", type=Path, help="folder (default: runs/partitions-DATASET)")
-    _add_data_dir(word)
+def _add_partition(commands) -> None:
+    text = "partition a graph for training on several machines (DistDGL)"
+    command = _command(commands, "partition", _partition, text)
+    command.add_argument("--dataset", default="hop_chain", help="its name (default: hop_chain)")
+    command.add_argument("--split", type=int, default=0, help="number of its split (default: 0)")
+    command.add_argument("--seed", type=int, default=0, help="of a synthetic dataset (default: 0)")
+    command.add_argument("--parts", type=_positive, default=1, help="one per machine (default: 1)")
+    command.add_argument("--out", type=Path, help="folder (default: runs/partitions-DATASET)")
+    _add_data_dir(command)
 
 
 def _partition(args) -> None:
@@ -194,26 +199,27 @@ def _partition(args) -> None:
     print(partition(data, args.parts, out, split=args.split, seed=args.seed))
 
 
-def _add_compare(words) -> None:
-    text = "several selectors over several splits; settings are chosen on validation"
-    word = _word(words, "compare", _compare, text)
-    word.add_argument("--selectors", nargs="+", default=["final", "metselect"], metavar="NAME")
-    word.add_argument(
-        "--splits", type=_positive, default=10, help="the first so many (default: 10)"
-    )
-    word.add_argument("--seeds", type=_positive, default=1, help="runs per split (default: 1)")
-    _add_jobs(word)
-    word.add_argument("--out", type=Path, help="folder (default: runs/compare-DATASET-BACKBONE)")
-    _add_data_dir(word)
-    _add_config(word, without=("selector", "split"))
+def _add_compare(commands) -> None:
+    text = "compare selectors over several splits; settings are chosen on validation nodes"
+    command = _command(commands, "compare", _compare, text)
+    command.add_argument("--selectors", nargs="+", default=["final", "metselect"], metavar="NAME")
+    text = "number of splits, from the first (default: 10)"
+    command.add_argument("--splits", type=_positive, default=10, help=text)
+    command.add_argument("--seeds", type=_positive, default=1, help="runs per split (default: 1)")
+    _add_jobs(command)
+    command.add_argument("--out", type=Path, help="folder (default: runs/compare-DATASET-BACKBONE)")
+    _add_data_dir(command)
+    _add_config(command, without=("selector", "split"))
 
 
 def _compare(args) -> None:
     from .data import load_dataset
     from .experiments.compare import check_selectors, compare, report
+    from .experiments.run_configs import Execution
 
     check_selectors(args.selectors)
-    base = Config(**_given(args))
+    settings = _given_settings(args)
+    base = Config(**settings)
     data = load_dataset(base.dataset, args.data_dir, seed=base.seed)
     splits = min(args.splits, data.n_splits)
     print(f"{data!r}; {splits} splits, {args.seeds} seed(s), {base.backbone}")
@@ -223,60 +229,72 @@ def _compare(args) -> None:
         args.selectors,
         splits=splits,
         seeds=args.seeds,
-        fixed=set(_given(args)),
-        data_dir=args.data_dir,
+        fixed=set(settings),
         out=out,
-        jobs=args.jobs,
+        execution=Execution(args.data_dir, args.jobs, args.keep_memory),
     )
     text = report(outcomes)
     write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
-    print(f"\n{text}\n\nevery run: {out / 'results.jsonl'}")
+    print(f"\n{text}\n\nall runs: {out / 'results.jsonl'}")
 
 
-def _add_jobs(word) -> None:
-    word.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, help="processes")
-
-
-def _add_reproduce(words) -> None:
-    text = "the paper's tables and figures beside ours; the same command goes on after a stop"
-    word = _word(words, "reproduce", _reproduce, text)
-    text = (
-        f"some of {', '.join(FULL.studies)} (default: all; {', '.join(QUICK.studies)} if --quick)"
-    )
-    word.add_argument("studies", nargs="*", metavar="STUDY", help=text)
-    word.add_argument("--quick", action="store_true", help="a taste in five minutes")
-    word.add_argument("--report", action="store_true", help="only make the page of what is there")
+def _add_reproduce(commands) -> None:
+    text = "repeat the paper's tables and figures; the same command resumes after an interruption"
+    command = _command(commands, "reproduce", _reproduce, text)
+    quick = ", ".join(_default_studies(quick=True))
+    text = f"some of {', '.join(STUDIES)} (default: all; with --quick: {quick})"
+    command.add_argument("studies", nargs="*", metavar="STUDY", help=text)
+    text = "a small part of the studies, in about five minutes"
+    command.add_argument("--quick", action="store_true", help=text)
+    text = "only write the page of the stored results"
+    command.add_argument("--report", action="store_true", help=text)
     for name in ("datasets", "backbones", "selectors"):
         text = f"some of {', '.join(getattr(FULL, name))} (default: all)"
-        word.add_argument(f"--{name}", nargs="+", metavar="NAME", help=text)
-    word.add_argument("--splits", type=_positive, help="the first so many (default: 10)")
-    _add_jobs(word)
-    word.add_argument("--out", type=Path, help="folder (default: runs/reproduce, or -quick)")
-    text = "where the page goes (default: results.md in the folder)"
-    word.add_argument("--page", type=Path, metavar="PAGE.md", help=text)
-    _add_data_dir(word)
+        command.add_argument(f"--{name}", nargs="+", metavar="NAME", help=text)
+    text = "number of splits, from the first (default: 10)"
+    command.add_argument("--splits", type=_positive, help=text)
+    _add_jobs(command)
+    command.add_argument("--out", type=Path, help="folder (default: runs/reproduce, or -quick)")
+    text = "file of the page (default: results.md in the folder)"
+    command.add_argument("--page", type=Path, metavar="PAGE.md", help=text)
+    _add_data_dir(command)
+
+
+def _default_studies(quick: bool) -> list[str]:
+    return [name for name, study in STUDIES.items() if study.part_of_quick or not quick]
 
 
 def _reproduce(args) -> None:
     from .experiments.reproduce import reproduce
     from .experiments.results_page import write_page
+    from .experiments.run_configs import Execution
 
-    names = ("studies", "datasets", "backbones", "selectors", "splits")
-    scope = (QUICK if args.quick else FULL).narrowed(**{key: getattr(args, key) for key in names})
+    check_names("studies", args.studies, tuple(STUDIES))
+    settings = (QUICK if args.quick else FULL).narrowed(
+        args.splits,
+        datasets=args.datasets,
+        backbones=args.backbones,
+        selectors=args.selectors,
+    )
     out = args.out or Path("runs/reproduce-quick" if args.quick else "runs/reproduce")
     if not args.report:
-        for message in reproduce(scope, args.data_dir, out, args.jobs):
+        studies = []
+        for name in dict.fromkeys(args.studies or _default_studies(args.quick)):
+            studies.append(STUDIES[name].quick() if args.quick else STUDIES[name])
+        execution = Execution(args.data_dir, args.jobs, args.keep_memory)
+        for message in reproduce(studies, settings, out, execution):
             print(f"left out: {message}")
     page = args.page or out / "results.md"
     print(write_page(out, page))
     print(page)
 
 
-def _add_explain(words) -> None:
-    word = _word(words, "explain", _explain, "why a node was given its layer")
-    word.add_argument("node", type=int)
-    word.add_argument("--run", dest="folder", type=Path, help="of a run (default: the newest)")
-    _add_data_dir(word)
+def _add_explain(commands) -> None:
+    command = _command(commands, "explain", _explain, "explain the layer selected for a node")
+    command.add_argument("node", type=int)
+    text = "folder of the run (default: the newest)"
+    command.add_argument("--run", dest="folder", type=Path, help=text)
+    _add_data_dir(command)
 
 
 def _explain(args) -> None:
@@ -292,10 +310,10 @@ def _newest_run() -> Path:
     return checkpoints[-1].parent
 
 
-def _add_bench(words) -> None:
-    word = words.add_parser("bench", help="what runs of `pytest benchmarks` found")
-    report = _word(
-        word.add_subparsers(required=True, metavar="WORD"),
+def _add_bench(commands) -> None:
+    bench = commands.add_parser("bench", help="what runs of `pytest benchmarks` found")
+    report = _command(
+        bench.add_subparsers(required=True, metavar="COMMAND"),
         "report",
         _bench_report,
         "make a page with tables and pictures of runs",
@@ -319,7 +337,7 @@ def _bench_report(args) -> None:
 def _demo(args) -> None:
     from .experiments.demo import demo
 
-    print(demo(args.out, args.seed))
+    print(demo(args.out, args.seed, keep_memory=args.keep_memory))
 
 
 def _doctor(args) -> int:

@@ -1,5 +1,4 @@
-"""Pictures: which nodes chose which layer, what each layer thinks of one node, accuracy against
-depth or attack, and benchmarks."""
+"""Figures: shares of selected layers, the explanation of a node, curves, and benchmarks."""
 
 from pathlib import Path
 
@@ -9,22 +8,11 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-NAMES = {
-    "final": "FinalSelect",
-    "ndls": "NDLSelect",
-    "attn": "AttnSelect",
-    "metselect": "MetSelect",
-    "metselect-paper": "MetSelect-paper",
-    "metselect-max": "MetSelect-max",
-    "jknet-max": "JKNet-Max",
-    "jknet-cat": "JKNet-Cat",
-    "jknet-lstm": "JKNet-LSTM",
-    "jknet-metselect": "JKNet-MetSelect",
-}
+from .config import SELECTOR_TITLES
 
 
 def plot_layers(metrics: dict, path: Path) -> None:
-    """Stacked bars of the share of test nodes at every layer: all of them, and by hidden type."""
+    """Draw the share of test nodes at each layer as stacked bars: all nodes, and by hidden type."""
     by_type = metrics.get("layer_share_by_type", [])
     shares = np.array([*by_type, metrics["layer_share"]])  # [bars, L]
     bars = [f"type {kind}" for kind in range(len(by_type))] + ["all test nodes"]
@@ -46,13 +34,13 @@ def plot_layers(metrics: dict, path: Path) -> None:
 
 def _title(metrics: dict) -> str:
     config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
-    selector = NAMES.get(config["selector"], config["selector"])
+    selector = SELECTOR_TITLES[config["selector"]]
     model = f"{config['backbone'].upper()} + {selector} on {config['dataset']}"
-    return f"{model}: layer chosen per node, test accuracy {accuracy:.1f} %"
+    return f"{model}: layer selected per node, test accuracy {accuracy:.1f} %"
 
 
 def _annotate(axes, widths: np.ndarray, left: np.ndarray, depth: int, dark: bool) -> None:
-    """The layer and its percentage inside every bar that is wide enough."""
+    """Write layer and percentage into the bars that are wide enough."""
     color = "white" if dark else "black"
     for row, (width, start) in enumerate(zip(widths, left, strict=True)):
         if width > 0.06:
@@ -61,17 +49,17 @@ def _annotate(axes, widths: np.ndarray, left: np.ndarray, depth: int, dark: bool
 
 
 def plot_explanation(
-    posterior: np.ndarray, score: np.ndarray, title: str, chosen: int, true: int, path: Path
+    posterior: np.ndarray, score: np.ndarray, title: str, layer: int, label: int, path: Path
 ) -> None:
-    """Posterior of every class at every layer [L, C]; the chosen layer is framed."""
+    """Draw the posteriors [L, C] of the classes at every layer, with the selected layer framed."""
     n_layers, n_classes = posterior.shape
     size = (2.5 + 0.45 * n_classes, 1.6 + 0.45 * n_layers)
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     image = axes.imshow(posterior, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_xticks(range(n_classes))
     axes.set_yticks(range(n_layers), [f"layer {d}  ({s:+.1f})" for d, s in enumerate(score)])
-    axes.set_xlabel("class" + (f" (true: {true})" if true >= 0 else ""))
-    frame = plt.Rectangle((-0.5, chosen - 0.5), n_classes, 1, fill=False, edgecolor="red", lw=2)
+    axes.set_xlabel("class" + (f" (true: {label})" if label >= 0 else ""))
+    frame = plt.Rectangle((-0.5, layer - 0.5), n_classes, 1, fill=False, edgecolor="red", lw=2)
     axes.add_patch(frame)
     axes.set_title(title, fontsize=9)
     figure.colorbar(image, label="posterior")
@@ -122,7 +110,7 @@ def plot_growth(curves: dict[str, dict[str, tuple]], path: Path) -> None:
 
 
 def _name_ticks(axes, sizes) -> None:
-    """Those that were measured, as plain numbers."""
+    """Label the measured sizes as plain numbers."""
     axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)], fontsize=8)
     axes.xaxis.minorticks_off()
 
@@ -141,7 +129,7 @@ def plot_memory(peaks: dict[str, dict[str, float]], path: Path) -> None:
 
 
 def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
-    """Stacked bars of the share of nodes at every layer, by dataset; a panel for every backbone."""
+    """Draw the share of nodes at each layer as stacked bars by dataset, in a panel per backbone."""
     size = (4 * len(shares), 3.6)
     figure, panels = plt.subplots(
         1, len(shares), figsize=size, sharey=True, layout="constrained", squeeze=False
@@ -162,9 +150,9 @@ def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
 
 
 def plot_curves(
-    panels: dict[str, dict[str, dict[int, np.ndarray]]], across: str, path: Path, log: bool = False
+    panels: dict[str, dict[str, dict[int, np.ndarray]]], x_label: str, path: Path, log: bool = False
 ) -> None:
-    """Accuracy (mean and standard deviation over runs) against a number; a panel for every key."""
+    """Draw mean and standard deviation of accuracies over runs against a number, in panels."""
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
     size = (5.2 * columns, 3.4 * rows)
@@ -172,16 +160,17 @@ def plot_curves(
     for axes, (title, models) in zip(grid.flat, panels.items(), strict=False):
         for number, (name, points) in enumerate(models.items()):
             style = {"color": "0.3", "ls": "--"} if number == 0 else {"color": f"C{number - 1}"}
-            mean = [values.mean() for values in points.values()]
-            spread = [values.std(ddof=1) if len(values) > 1 else 0 for values in points.values()]
-            axes.errorbar(
-                list(points), mean, yerr=spread, marker="o", capsize=3, label=name, **style
-            )
+            means, deviations = [], []
+            for values in points.values():
+                means.append(values.mean())
+                deviations.append(values.std(ddof=1) if len(values) > 1 else 0)
+            style |= {"marker": "o", "capsize": 3, "label": name}
+            axes.errorbar(list(points), means, yerr=deviations, **style)
         if log:
             axes.set_xscale("log", base=2)
-        _name_ticks(axes, {at for points in models.values() for at in points})
+        _name_ticks(axes, {x for points in models.values() for x in points})
         axes.set_title(title)
-        axes.set_xlabel(across)
+        axes.set_xlabel(x_label)
         axes.set_ylabel("accuracy, %")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)

@@ -161,7 +161,7 @@ def test_build_without_compiler(sources, cxx, backend):
     assert done.returncode == (backend == "native")
     (said,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
     assert cxx in said
-    assert ("plain torch will serve" in said) == (backend == "auto")
+    assert ("the ops will run in plain torch" in said) == (backend == "auto")
 
 
 def test_a_failed_build_leaves_no_outdated_extension(sources):
@@ -258,7 +258,7 @@ def test_setup_without_python(checkout, python):
     done = make(checkout, "setup", PYTHON=python)
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"Python 3.11 is needed and '{python}' is not it" in sentence
+    assert f"'{python}' is not Python 3.11; install it" in sentence
 
 
 def test_setup_without_venv_module(checkout, tmp_path):
@@ -302,4 +302,4 @@ def test_sanitize_without_its_runtime(checkout, tmp_path):
     done = make(checkout, "sanitize", CXX=str(compiler))
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"'{compiler}' brings no libasan.so; use GCC" in sentence
+    assert f"'{compiler}' has no libasan.so; use GCC" in sentence

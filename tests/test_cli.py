@@ -1,6 +1,7 @@
-"""The command line: every word, its flags, and errors of one line."""
+"""The command line: commands, flags, and errors of one line."""
 
 import dataclasses
+import inspect
 import json
 import re
 import subprocess
@@ -11,16 +12,17 @@ import pytest
 import torch
 from matplotlib import image
 
-from metselect_dgl import __version__, cli
+from metselect_dgl import __version__, cli, nn
 from metselect_dgl import train as training
 from metselect_dgl.config import SELECTORS, Config
 from metselect_dgl.data import hop_chain, load_dataset, save_npz
 from metselect_dgl.experiments import compare as comparing
 from metselect_dgl.experiments import demo as showing
-from metselect_dgl.experiments import explain as explaining
+from metselect_dgl.experiments.explain import explanation_table
+from metselect_dgl.experiments.run_configs import Execution
 from metselect_dgl.train.checkpoint import CheckpointError
 
-WORDS = ["train", "partition", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
+COMMANDS = ["train", "partition", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
 
 
@@ -35,10 +37,10 @@ def own_folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def run(capsys):
-    """Run a command line; returns what it printed."""
+    """Run a command line and return its output."""
 
-    def run(*words):
-        status = cli.main([str(word) for word in words])
+    def run(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         assert status == 0, err
         return out
@@ -48,10 +50,10 @@ def run(capsys):
 
 @pytest.fixture
 def fail(capsys):
-    """Run a command line that must fail; returns its one line on stderr."""
+    """Run a command line that must fail and return its one line on stderr."""
 
-    def fail(*words):
-        status = cli.main([str(word) for word in words])
+    def fail(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         assert status == 1
         assert out == ""
@@ -66,7 +68,7 @@ def numbers(line: str) -> list[str]:
 
 
 def lines_with(text: str, start: str) -> str:
-    """The one line that begins so."""
+    """Return the one line with this start."""
     (line,) = (line for line in text.splitlines() if line.strip().startswith(start))
     return line
 
@@ -77,8 +79,8 @@ def test_train_prints_its_metrics_and_names_its_folder(run, tiny_dir, tmp_path):
     metrics = json.loads((folder / "metrics.json").read_text())
     assert (metrics["config"]["split"], metrics["config"]["seed"]) == (1, 5)
     for part in ("train", "val", "test"):
-        told = [f"{100 * value:.1f}" for value in metrics[part].values()]
-        assert numbers(lines_with(out, f"{part} ")) == told
+        printed = [f"{100 * value:.1f}" for value in metrics[part].values()]
+        assert numbers(lines_with(out, f"{part} ")) == printed
     assert "NodeDataset(tiny: 200 nodes" in out
     assert f"best epoch {metrics['best_epoch']} of 3; results in runs/{folder.name}" in out
 
@@ -89,27 +91,27 @@ def test_train_reads_the_environment(run, tiny_dir, monkeypatch):
 
 
 def test_train_again_and_overwrite(run, fail, tiny_dir, tmp_path):
-    words = ["train", *FAST, "--selector", "final", "--data-dir", tiny_dir, "--out", "here"]
-    first = run(*words)
+    command = ["train", *FAST, "--selector", "final", "--data-dir", tiny_dir, "--out", "here"]
+    first = run(*command)
     seconds = json.loads((tmp_path / "here" / "metrics.json").read_text())["seconds"]
-    assert run(*words) == first
+    assert run(*command) == first
     again = json.loads((tmp_path / "here" / "metrics.json").read_text())
     assert again["seconds"] == seconds
-    error = fail(*words, "--lr", "0.5")
+    error = fail(*command, "--lr", "0.5")
     assert "lr 0.01 -> 0.5" in error
     assert "--overwrite" in error
-    run(*words, "--lr", "0.5", "--overwrite")
+    run(*command, "--lr", "0.5", "--overwrite")
     assert Config.load(tmp_path / "here" / "config.yaml").lr == 0.5
 
 
 @pytest.fixture
 def given(monkeypatch, capsys):
-    """The Config that a `train` command line means, without the training."""
+    """Return the Config of a `train` command line without training."""
 
     def given(*flags):
         caught = []
 
-        def catch(config, data, out, group, keep_memory):
+        def catch(config, data, out, *, group, keep_memory):
             caught.append(config)
             raise RuntimeError("caught")
 
@@ -170,8 +172,9 @@ def test_flags_reach_the_config(given, flags, settings):
 
 
 def test_compare(run, tiny_dir, tmp_path):
-    words = ["compare", *FAST, "--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop", "--lr", 0.01]
-    out = run(*words, "--selectors", "final", "metselect-paper", "--splits", 5)
+    flags = ["--data-dir", tiny_dir, "--jobs", 1, "--no-self-loop", "--lr", 0.01]
+    command = ["compare", *FAST, *flags]
+    out = run(*command, "--selectors", "final", "metselect-paper", "--splits", 5)
     assert "2 splits, 1 seed(s), gcn" in out  # it has no more
     folder = tmp_path / "runs" / "compare-tiny-gcn"
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
@@ -187,7 +190,7 @@ def test_compare(run, tiny_dir, tmp_path):
     mean = np.mean([row["test_accuracy"] for row in mine])
     assert numbers(lines_with(out, "metselect-paper"))[1] == f"{100 * mean:.1f}"
     assert lines_with(out, "oracle")
-    assert run(*words, "--selectors", "final", "metselect-paper", "--splits", 5) == out
+    assert run(*command, "--selectors", "final", "metselect-paper", "--splits", 5) == out
 
 
 def test_compare_fixes_the_flags_that_are_given(monkeypatch, fail, tiny_dir):
@@ -198,12 +201,13 @@ def test_compare_fixes_the_flags_that_are_given(monkeypatch, fail, tiny_dir):
         raise RuntimeError("caught")
 
     monkeypatch.setattr(comparing, "compare", catch)
-    words = ["--selectors", "final", "--no-self-loop", "--splits", 2, "--seeds", 3, "--jobs", 4]
-    cli.main(["compare", *map(str, words), "--dataset", "tiny", "--data-dir", str(tiny_dir)])
+    flags = ["--selectors", "final", "--no-self-loop", "--splits", 2, "--seeds", 3, "--jobs", 4]
+    cli.main(["compare", *map(str, flags), "--dataset", "tiny", "--data-dir", str(tiny_dir)])
     assert seen["base"] == Config(dataset="tiny")
     assert seen["fixed"] == {"dataset", "self_loop"}
     assert seen["selectors"] == ["final"]
-    assert (seen["splits"], seen["seeds"], seen["jobs"]) == (2, 3, 4)
+    assert (seen["splits"], seen["seeds"]) == (2, 3)
+    assert seen["execution"] == Execution(str(tiny_dir), jobs=4, keep_memory=True)
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +226,9 @@ def test_explain(run, tiny_dir, trained, node):
     text = run("explain", node, "--run", out, "--data-dir", tiny_dir)
     saved = np.load(out / "predictions.npz")
     layer = saved["layer"][node]
-    said = f"predicted {saved['prediction'][node]} at layer {layer}"
+    predicted = f"predicted {saved['prediction'][node]} at layer {layer}"
     assert re.match(
-        rf"node {node} of tiny, type \d: true class {saved['label'][node]}, {said}\n", text
+        rf"node {node} of tiny, type \d: true class {saved['label'][node]}, {predicted}\n", text
     )
     rows = [line for line in text.splitlines() if re.match(r"[* ] layer \d ", line)]
     assert [row[:9] for row in rows] == [
@@ -237,9 +241,9 @@ def test_explain(run, tiny_dir, trained, node):
     scores = [float(row.split()[-2]) for row in rows]
     assert scores.index(max(scores)) == layer
     assert scores[layer] == pytest.approx(saved["score"][node], abs=0.005)  # two digits
-    picture = out / f"explain_{node}.png"
-    assert f"picture: {picture}" in text
-    assert image.imread(picture).shape[0] > 100
+    figure = out / f"explain_{node}.png"
+    assert f"figure: {figure}" in text
+    assert image.imread(figure).shape[0] > 100
 
 
 def test_explain_takes_the_newest_run(run, fail, tiny_dir, trained):
@@ -254,9 +258,9 @@ def test_explain_of_an_unlabelled_node(run, tmp_path):
     outside = int(data.test_masks[0].nonzero()[0])
     labels = data.labels.index_fill(0, torch.tensor([outside]), -1)
     save_npz(dataclasses.replace(data, labels=labels), tmp_path / "partly.npz")
-    words = ["--data-dir", tmp_path]
-    run("train", *FAST, "--dataset", "partly", *words)
-    assert "true class unknown, predicted" in run("explain", outside, *words)
+    run("train", *FAST, "--dataset", "partly", "--data-dir", tmp_path)
+    text = run("explain", outside, "--data-dir", tmp_path)
+    assert "true class unknown, predicted" in text
 
 
 @pytest.mark.parametrize("selector", ["jknet-metselect", "metselect-max", "metselect-paper"])
@@ -273,14 +277,15 @@ def test_explain_the_other_metselects(run, tiny_dir, selector):
 def test_explain_of_many_classes_shows_the_nearest_and_the_true_one():
     n_classes = 20
     dist2 = torch.arange(float(n_classes)).expand(2, n_classes)
-    what = {"gated": False, "dist2": dist2, "posterior": (-dist2 / 2).softmax(-1)}
-    what |= {name: torch.ones(2) for name in ("temperature", "log_odds", "score", "decoder")}
-    header = explaining._table(what, chosen=0, true=19).splitlines()[0]
+    explanation = {"gated": False, "dist2": dist2, "posterior": (-dist2 / 2).softmax(-1)}
+    for name in ("temperature", "log_odds", "score", "decoder"):
+        explanation[name] = torch.ones(2)
+    header = explanation_table(explanation, layer=0, label=19).splitlines()[0]
     assert re.findall(r"class (\d+)", header) == [*map(str, range(8)), "19"]
 
 
 def test_demo(monkeypatch, run, tmp_path):
-    """The real demo on a smaller dataset for fewer epochs: its tables are its metrics."""
+    """The demo on a smaller dataset for fewer epochs: its tables show its metrics."""
     small = hop_chain(n_nodes=300, seed=4)
     monkeypatch.setattr(showing, "load_dataset", lambda name, seed: small)
     monkeypatch.setattr(showing, "Config", lambda **given: Config(**given | {"epochs": 20}))
@@ -294,16 +299,16 @@ def test_demo(monkeypatch, run, tmp_path):
         "GCN + FinalSelect": final["test"]["accuracy"],
         "GCN + MetSelect": metrics["test"]["accuracy"],
         "oracle": metrics["oracle"],
-        "lucky oracle": metrics["lucky_oracle"],
+        "shuffled oracle": metrics["lucky_oracle"],
         **{f"the same model, all nodes at layer {i}": x for i, x in enumerate(metrics["fixed"])},
     }
     for name, value in expected.items():
         assert numbers(lines_with(text, name)) == [f"{100 * value:.1f}"]
     for kind, shares in enumerate(metrics["layer_share_by_type"]):
-        told = numbers(lines_with(text, f"type {kind}:"))
-        assert told == [f"{100 * share:.1f}" for share in shares]
+        printed = numbers(lines_with(text, f"type {kind}:"))
+        assert printed == [f"{100 * share:.1f}" for share in shares]
     assert numbers(lines_with(text, "all ")) == [f"{100 * s:.1f}" for s in metrics["layer_share"]]
-    assert "picture: shown/metselect-seed4/layers.png" in text
+    assert "figure: shown/metselect-seed4/layers.png" in text
     assert (tmp_path / "shown" / "metselect-seed4" / "layers.png").exists()
     assert run("demo", "--out", "shown", "--seed", 4) == text
 
@@ -320,22 +325,22 @@ def test_doctor_status(monkeypatch, capsys):
     assert "dgl        bad" in capsys.readouterr().out
 
 
-def test_the_words_are_these():
+def test_commands():
     text = cli._parser().format_help()
-    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == WORDS
+    assert re.findall(r"^    (\w+) ", text, re.MULTILINE) == COMMANDS
 
 
-@pytest.mark.parametrize("word", ["", *WORDS], ids=["metselect", *WORDS])
-def test_help(capsys, word):
+@pytest.mark.parametrize("command", ["", *COMMANDS], ids=["metselect", *COMMANDS])
+def test_help(capsys, command):
     with pytest.raises(SystemExit) as stopped:
-        cli.main([word, "--help"] if word else ["--help"])
+        cli.main([command, "--help"] if command else ["--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"usage: metselect {word}".rstrip())
-    unlike = {"train": set(), "compare": {"selector", "split"}}.get(word)
-    for field in dataclasses.fields(Config) if unlike is not None else ():
+    assert text.startswith(f"usage: metselect {command}".rstrip())
+    absent = {"train": set(), "compare": {"selector", "split"}}.get(command)
+    for field in dataclasses.fields(Config) if absent is not None else ():
         flag = "--" + field.name.replace("_", "-")
-        assert bool(re.search(rf"^  {flag}[ ,]", text, re.MULTILINE)) == (field.name not in unlike)
+        assert bool(re.search(rf"^  {flag}[ ,]", text, re.MULTILINE)) == (field.name not in absent)
 
 
 ERRORS = {
@@ -361,13 +366,13 @@ ERRORS = {
 
 @pytest.mark.parametrize(("line", "message"), ERRORS.items(), ids=ERRORS)
 def test_expected_errors(monkeypatch, capsys, tmp_path, line, message):
-    """One line on stderr and status 1; the progress bar may have begun, nothing was written."""
+    """One line on stderr and status 1; a progress bar may precede it, nothing is written."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(line.split()) == 1
     err = capsys.readouterr().err
-    told = err.splitlines()[-1]
-    assert told.startswith("metselect: ")
-    assert message in told
+    last = err.splitlines()[-1]
+    assert last.startswith("metselect: ")
+    assert message in last
     assert "Traceback" not in err
     assert not list(tmp_path.glob("**/checkpoint.pt"))
 
@@ -385,7 +390,7 @@ def test_explain_without_the_data(fail, trained):
 def test_explain_a_run_without_distances(run, fail, tiny_dir):
     run("train", *FAST, "--selector", "final", "--out", "plain", "--data-dir", tiny_dir)
     error = fail("explain", 0, "--run", "plain", "--data-dir", tiny_dir)
-    assert "plain is a run of 'final'; only MetSelect measures distances" in error
+    assert "plain is a run of 'final', which measures no distances" in error
 
 
 def test_explain_a_damaged_run(fail, tiny_dir, tmp_path):
@@ -396,16 +401,16 @@ def test_explain_a_damaged_run(fail, tiny_dir, tmp_path):
 
 
 def test_a_node_without_in_edges_is_an_expected_error(run, capsys, tmp_path):
-    """DGL has an error class of its own."""
+    """It is an error class of DGL's own."""
     data = hop_chain(n_nodes=200, n_splits=1)
     data.graph.remove_edges((data.graph.edges()[1] == 7).nonzero().squeeze(1))
     save_npz(data, tmp_path / "lonely.npz")
-    words = ["train", *FAST, "--dataset", "lonely", "--data-dir", str(tmp_path)]
-    assert cli.main([*words, "--no-allow-zero-in-degree"]) == 1
+    command = ["train", *FAST, "--dataset", "lonely", "--data-dir", str(tmp_path)]
+    assert cli.main([*command, "--no-allow-zero-in-degree"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" not in err
     assert re.search(r"^metselect: .*0-in-degree", err, re.MULTILINE)
-    run(*words)  # allowed by default
+    run(*command)  # accepted by default
 
 
 def test_traceback_on_request(monkeypatch, tmp_path):
@@ -420,7 +425,7 @@ def test_interrupt(monkeypatch, capsys):
 
     monkeypatch.setattr(training, "train", interrupt)
     assert cli.main(["train"]) == 130
-    assert "the same command goes on from the last checkpoint" in capsys.readouterr().err
+    assert "the same command resumes from the last checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -462,7 +467,7 @@ def test_status_and_stderr_of_the_process():
         Config(dataset="null", backbone="gin", learn_eps=False, batch_norm=True, device="cuda:1"),
         Config(dataset="0123", split=3, seed=12345678901),
     ],
-    ids=["default", "words", "numbers", "booleans", "strange-names"],
+    ids=["default", "names", "numbers", "booleans", "strange-names"],
 )
 def test_config_survives_yaml(tmp_path, config):
     (tmp_path / "config.yaml").write_text(config.to_yaml())
@@ -481,15 +486,26 @@ def test_config_survives_yaml(tmp_path, config):
 def test_config_of_another_file(tmp_path, text, seen):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(f"{path} is not a run's settings")) as caught:
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not a config of a run")) as caught:
         Config.load(path)
     assert seen in str(caught.value)
 
 
-def test_config_with_the_former_name_of_the_default_shrinkage(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("shrinkage: auto\n")
-    assert Config.load(path) == Config()
+def test_the_former_name_of_a_shrinkage_still_loads():
+    assert Config(shrinkage="auto") == Config(shrinkage="oas")
+
+
+def test_model_defaults_are_those_of_the_api():
+    """Except for nodes without in-edges, which the public datasets have."""
+    defaults = {}
+    for backbone in (nn.Backbone, nn.GCN, nn.GAT, nn.GIN):
+        for name, parameter in inspect.signature(backbone).parameters.items():
+            defaults[name] = parameter.default
+    for name in ("num_layers", "dropout", "self_loop", "engine"):
+        assert getattr(Config(), name) == defaults[name]
+    assert Config().allow_zero_in_degree is not defaults["allow_zero_in_degree"]
+    for name in ("propagate_once", "heads", "learn_eps", "batch_norm"):
+        assert getattr(Config(), name) is None
 
 
 def test_differences_of_configs():
@@ -512,10 +528,9 @@ def test_a_setting_that_is_not_given_is_left_to_the_selector(name):
 
 
 @pytest.mark.parametrize(("flag", "kept"), [([], True), (["--no-keep-memory"], False)])
-def test_freed_memory_is_kept_unless_told_otherwise(flag, kept, tiny_dir, tmp_path, monkeypatch):
-    monkeypatch.setenv("METSELECT_KEEP_MEMORY", "")  # restored afterwards
+def test_freed_memory_is_kept_by_default(flag, kept, tiny_dir, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("metselect_dgl.ops.keep_freed_memory", lambda: calls.append(1))
-    words = f"train --dataset tiny --hidden 8 --epochs 1 --data-dir {tiny_dir} --out {tmp_path}"
-    assert cli.main([*flag, *words.split()]) == 0
+    command = f"train --dataset tiny --hidden 8 --epochs 1 --data-dir {tiny_dir} --out {tmp_path}"
+    assert cli.main([*flag, *command.split()]) == 0
     assert bool(calls) == kept

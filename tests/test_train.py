@@ -30,8 +30,8 @@ FILES = [
 
 
 def settings(**changes) -> Config:
-    """A run of a second: narrow layers, few epochs."""
-    return Config(**{"hidden": 16, "epochs": 4, **changes})
+    """Return the settings of a short run: narrow layers, few epochs, all of them validated."""
+    return Config(**{"hidden": 16, "epochs": 4, "validate_every": 1, **changes})
 
 
 def quiet(config, data, out=None, **options):

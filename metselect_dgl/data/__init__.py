@@ -1,6 +1,4 @@
-"""Datasets by name: synthetic ones, .npz files of your own, and dgl.data or ogb downloads."""
-
-from __future__ import annotations
+"""Datasets by name: synthetic, from .npz files, or downloaded through dgl.data and ogb."""
 
 import os
 import re
@@ -47,60 +45,60 @@ DATASETS = tuple(sorted((*SYNTHETIC, *DGL_CLASSES, *ATTACKED, "ogbn-arxiv")))
 
 
 def load_dataset(name: str, data_dir: str | PathLike | None = None, seed: int = 0) -> NodeDataset:
-    """A dataset by name: generated, read from ``data_dir``, or downloaded, in this order.
+    """Load a dataset by name: generated, read from ``data_dir`` or downloaded, in this order.
 
     Parameters
     ----------
     name : str
-        One of ``DATASETS``, or NAME for a file NAME.npz of your own. ``mettack_cora`` is the
-        clean graph of mettack_cora.npz and ``mettack_cora_20`` the one with 20 % of its edges
-        attacked.
+        One of ``DATASETS``, or NAME for your own file NAME.npz. ``mettack_cora`` is the clean
+        graph of mettack_cora.npz, ``mettack_cora_20`` the graph with 20 % of its edges attacked.
     data_dir : str or PathLike, optional
         Folder of .npz files (see ``load_npz``) and of ogb's folders; default: the environment
         variable METSELECT_DATA.
     seed : int
-        Of the synthetic datasets; the others have their own splits.
+        Seed of a synthetic dataset; the others have fixed splits.
     """
     if name in SYNTHETIC:
         return SYNTHETIC[name](seed=seed)
     folder = _data_folder(data_dir)
-    found = _find_npz(name, folder) if folder else None
-    if found:
-        path, edges = found
+    file = _find_npz(name, folder) if folder else None
+    if file:
+        path, edges = file
         return replace(load_npz(path, edges), name=name)
     if name not in DATASETS:
-        raise ValueError(_unknown(name, folder))
+        close = get_close_matches(name.lower(), DATASETS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        where = f" and {folder} has no {name}.npz" if folder else ""
+        known = ", ".join(DATASETS)
+        raise ValueError(f"dataset {name!r} is unknown{hint}{where}; known are {known}")
     return _download(name, folder)
 
 
 def arxiv_on_disk(data_dir: str | PathLike | None = None) -> bool:
-    """Whether ``load_dataset("ogbn-arxiv", data_dir)`` has nothing to download."""
+    """Return whether ``load_dataset("ogbn-arxiv", data_dir)`` needs no download."""
     folder = _data_folder(data_dir)
     return bool(folder and _find_npz("ogbn-arxiv", folder)) or has_arxiv(folder)
 
 
 def _data_folder(data_dir: str | PathLike | None) -> Path | None:
-    named = data_dir or os.environ.get("METSELECT_DATA")
-    folder = Path(named).expanduser() if named else None
-    if folder and not folder.is_dir():
+    data_dir = data_dir or os.environ.get("METSELECT_DATA")
+    if not data_dir:
+        return None
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
         raise ValueError(f"data folder {str(folder)!r} does not exist")
     return folder
 
 
 def _find_npz(name: str, folder: Path) -> tuple[Path, str] | None:
-    """The file of a dataset and which of its arrays holds the edges."""
+    """Return the file of a dataset and the name of its array of edges."""
+    path = folder / f"{name}.npz"
+    if path.exists():
+        return path, "edges"
     attacked = re.fullmatch(r"(mettack_.+)_(\d+)", name)
-    choices = [(folder / f"{name}.npz", "edges")]
-    if attacked:
-        choices.append((folder / f"{attacked[1]}.npz", f"edges_mettack_{attacked[2]}"))
-    return next((choice for choice in choices if choice[0].exists()), None)
-
-
-def _unknown(name: str, folder: Path | None) -> str:
-    close = get_close_matches(name.lower(), DATASETS, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    where = f" and {folder} has no {name}.npz" if folder else ""
-    return f"dataset {name!r} is unknown{hint}{where}; known are {', '.join(DATASETS)}"
+    if attacked and (folder / f"{attacked[1]}.npz").exists():
+        return folder / f"{attacked[1]}.npz", f"edges_mettack_{attacked[2]}"
+    return None
 
 
 def _download(name: str, folder: Path | None) -> NodeDataset:

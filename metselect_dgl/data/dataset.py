@@ -1,4 +1,4 @@
-"""One graph with features, labels and its train/validation/test splits, checked once when made."""
+"""A graph with features, labels and splits, checked when it is created."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class NodeDataset:
     feat : Tensor
         float [N, F].
     labels : Tensor
-        int64 [N], in 0..n_classes-1; -1 marks a node without label.
+        int64 [N] in 0..n_classes-1; -1 marks a node without label.
     n_classes : int
     train_masks, val_masks, test_masks : Tensor
         bool [S, N]; within a split no node is in two of them.
     node_type : Tensor, optional
-        int64 [N], the hidden type of a node where the generator knows it (``hop_chain``).
+        int64 [N], the hidden type of each node, known for ``hop_chain``.
     note : str
-        What a reader of a result table should know about the data.
+        Origin of the data, for readers of a result.
 
     Examples
     --------
@@ -74,19 +74,19 @@ class NodeDataset:
         return len(self.train_masks)
 
     def split(self, i: int) -> Split:
-        """Node indices of split ``i``, counted from 0."""
+        """Return the node indices of split ``i``, counted from 0."""
         if not 0 <= i < self.n_splits:
             raise ValueError(f"split {i} of {self.name}: it has splits 0 to {self.n_splits - 1}")
         masks = self.train_masks, self.val_masks, self.test_masks
         return Split(*(mask[i].nonzero().squeeze(1) for mask in masks))
 
     def row_normalized(self) -> NodeDataset:
-        """A copy whose feature rows have absolute sum 1; rows of zeros stay zero."""
+        """Return a copy whose feature rows have absolute sum 1; rows of zeros stay zero."""
         total = self.feat.abs().sum(dim=1, keepdim=True)  # [N, 1]
         return replace(self, feat=self.feat / total.where(total > 0, 1.0))
 
     def to(self, device: str | torch.device) -> NodeDataset:
-        """A copy with graph and tensors on `device`."""
+        """Return a copy with graph and tensors on `device`."""
         moved = {
             name: value.to(device)
             for name, value in vars(self).items()
@@ -95,7 +95,7 @@ class NodeDataset:
         return replace(self, **moved)
 
     def fingerprint(self) -> str:
-        """A short name of the content, by which results of other data are told apart."""
+        """Return a digest of the content, which identifies the data of a result."""
         content = hashlib.sha256()
         edges = torch.stack(self.graph.edges())
         masks = (self.train_masks, self.val_masks, self.test_masks)

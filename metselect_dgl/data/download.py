@@ -1,6 +1,4 @@
-"""Files on disk: the cache folder, arrays written all or nothing, archives fetched the same way."""
-
-from __future__ import annotations
+"""The cache folder, and atomic writing of arrays and of downloaded archives."""
 
 import os
 import shutil
@@ -17,13 +15,13 @@ TIMEOUT_SECONDS = 20
 
 
 def cache_home() -> Path:
-    """``$XDG_CACHE_HOME/metselect_dgl``, else ``~/.cache/metselect_dgl``."""
+    """Return ``$XDG_CACHE_HOME/metselect_dgl``, or ``~/.cache/metselect_dgl``."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "metselect_dgl"
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, compress: bool) -> None:
-    """Write an .npz, all or nothing."""
+    """Write an .npz file atomically."""
     save = np.savez_compressed if compress else np.savez
     write_atomic(path, lambda file: save(file, **arrays))
 

@@ -1,6 +1,4 @@
-"""Datasets in .npz files: features, labels, edges and splits as plain arrays, no pickles."""
-
-from __future__ import annotations
+"""Datasets in .npz files: features, labels, edges and splits as plain arrays, without pickles."""
 
 from os import PathLike
 from pathlib import Path
@@ -21,15 +19,15 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
     """Read a dataset from an .npz file.
 
     The file holds ``node_features`` [N, F], ``node_labels`` [N] (-1: no label), ``edges`` [E, 2]
-    (undirected, once each) and either ``train_masks``, ``val_masks``, ``test_masks`` [S, N] or
+    (undirected, each once) and either ``train_masks``, ``val_masks``, ``test_masks`` [S, N] or
     ``train_idx``, ``val_idx``, ``test_idx`` (one split). It may hold ``n_classes``, ``node_type``
-    [N], ``note``, and ``directed``: then the edges are read as they are.
+    [N], ``note``, and ``directed``, if the edges are directed.
 
     Parameters
     ----------
     path : str or PathLike
     edges : str
-        The array to take the edges from, for files with several: ``"edges_mettack_20"``.
+        Name of the array of edges, for files with several: ``"edges_mettack_20"``.
     """
     path = Path(path)
     arrays = _read(path)
@@ -40,7 +38,7 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
 
 
 def save_npz(dataset: NodeDataset, path: str | PathLike) -> None:
-    """Write a dataset so that ``load_npz`` reads it back; an interrupted write leaves no file."""
+    """Write a dataset for ``load_npz``; an interrupted write leaves no file."""
     edges, directed = _edges_once(dataset.graph)
     arrays = {
         "node_features": dataset.feat,
@@ -60,7 +58,7 @@ def save_npz(dataset: NodeDataset, path: str | PathLike) -> None:
 def dataset_from_arrays(
     arrays: dict[str, np.ndarray], name: str, edges: str = "edges"
 ) -> NodeDataset:
-    """The dataset that ``load_npz`` makes of a file with these arrays."""
+    """Return the dataset of these arrays, named as in ``load_npz``."""
     feat = torch.from_numpy(_take(arrays, "node_features")).float()
     labels = _integers(arrays, "node_labels")
     pairs = _edges(arrays, edges, len(feat))
@@ -114,7 +112,7 @@ def _edges(arrays: dict[str, np.ndarray], key: str, n_nodes: int) -> np.ndarray:
 
 
 def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray:
-    """The masks [S, N] of one part; an index is one split."""
+    """Return the masks [S, N] of one part; an index array is one split."""
     if f"{part}_idx" not in arrays:
         return np.atleast_2d(_take(arrays, f"{part}_masks")).astype(bool)
     index = _integers(arrays, f"{part}_idx")
@@ -129,7 +127,7 @@ def _directed_graph(edges: Tensor, n_nodes: int) -> dgl.DGLGraph:
 
 
 def _edges_once(graph: dgl.DGLGraph) -> tuple[Tensor, bool]:
-    """The edges [E, 2] to store and whether they are directed; a symmetric graph needs half."""
+    """Return the edges [E, 2] to store, half if symmetric, and whether they are directed."""
     edges = torch.stack(graph.edges(), dim=1)
     half = edges[edges[:, 0] <= edges[:, 1]]
     full = torch.stack(undirected_graph(half, graph.num_nodes()).edges(), dim=1)

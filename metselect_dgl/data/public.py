@@ -1,6 +1,4 @@
-"""Public datasets through dgl.data and ogb, quiet, with one download attempt and no questions."""
-
-from __future__ import annotations
+"""Public datasets through dgl.data and ogb, with one download attempt and without prompts."""
 
 import codecs
 import importlib
@@ -37,7 +35,7 @@ ARXIV_URL = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
 
 
 def load_dgl(name: str) -> NodeDataset:
-    """A dataset of dgl.data, undirected and simple, with the splits that dgl ships."""
+    """Load a dataset of dgl.data as an undirected simple graph, with DGL's splits."""
     base = getattr(dgl.data, DGL_CLASSES[name])
     source = type(base.__name__, (base,), {"_download": _download_once})(verbose=False)
     graph = source[0]
@@ -54,18 +52,18 @@ def load_dgl(name: str) -> NodeDataset:
 
 
 def _download_once(self: dgl.data.DGLDataset) -> None:
-    """In the place of DGL's, whose retries end in an AttributeError that hides the cause."""
+    """Replace DGL's download, whose retries end in an AttributeError that hides the cause."""
     if not os.path.exists(self.raw_path):
         fetch_zip(self.url, Path(self.raw_path))
 
 
 def _split_rows(mask: Tensor) -> Tensor:
-    """dgl's [N] or [N, S] as bool [S, N]."""
+    """Convert DGL's mask [N] or [N, S] to bool [S, N]."""
     return mask.bool().reshape(len(mask), -1).t().contiguous()
 
 
 def load_arxiv(data_dir: Path | None = None) -> NodeDataset:
-    """ogbn-arxiv, bidirected and with self-loops, from ``<data_dir>/ogbn_arxiv`` or downloaded."""
+    """Load ogbn-arxiv, bidirected and with self-loops; download it unless ``data_dir`` has it."""
     source, index = _read_ogb(Path(data_dir or cache_home()))
     graph, labels = source[0]
     n_nodes = graph.num_nodes()
@@ -85,19 +83,19 @@ def load_arxiv(data_dir: Path | None = None) -> NodeDataset:
 
 
 def has_arxiv(data_dir: Path | None = None) -> bool:
-    """Whether ogb's folder is there, so that nothing has to be downloaded."""
+    """Return whether ogb's folder exists, so that no download is needed."""
     folder = _ogb_folder(Path(data_dir or cache_home()))
     files = ("raw/edge.csv.gz", "processed/dgl_data_processed")
     return any((folder / file).exists() for file in files)
 
 
 def _ogb_folder(root: Path) -> Path:
-    older = root / "ogbn_arxiv_dgl"  # the name that older releases of ogb gave it
+    older = root / "ogbn_arxiv_dgl"  # its name in older releases of ogb
     return older if older.exists() else root / "ogbn_arxiv"
 
 
 def _read_ogb(root: Path):
-    """ogb's dataset and its split, fetched unless ``root`` has them."""
+    """Return ogb's dataset and its split, downloaded unless ``root`` has them."""
     module = _import_ogb()
     if not has_arxiv(root):
         fetch_zip(ARXIV_URL, _ogb_folder(root), inside="arxiv")
@@ -108,7 +106,7 @@ def _read_ogb(root: Path):
 
 @contextmanager
 def _quiet(module: ModuleType) -> Iterator[None]:
-    """No stdout, no warnings about pandas' read-only arrays, and "no" to updating the folder."""
+    """Suppress stdout and warnings, and answer "no" to the prompt to update the folder."""
     module.input = lambda prompt: "n"
     try:
         with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
@@ -118,8 +116,8 @@ def _quiet(module: ModuleType) -> Iterator[None]:
 
 
 def _import_ogb() -> ModuleType:
-    """ogb's DGL module, imported without the thread that looks for a newer release."""
-    known = sys.modules.get("outdated")
+    """Import ogb's DGL module without its thread that looks for a newer release."""
+    outdated = sys.modules.get("outdated")
     sys.modules["outdated"] = None  # its import fails, which ogb takes as "do not check"
     try:
         return importlib.import_module("ogb.nodeproppred.dataset_dgl")
@@ -127,12 +125,12 @@ def _import_ogb() -> ModuleType:
         raise ImportError(f"ogbn-arxiv needs ogb ({error}): pip install ogb==1.3.6") from error
     finally:
         del sys.modules["outdated"]
-        if known is not None:
-            sys.modules["outdated"] = known
+        if outdated is not None:
+            sys.modules["outdated"] = outdated
 
 
 def _numpy_globals() -> list:
-    """What ogb's split_dict.pt of numpy arrays needs of ``torch.load``, which runs no code."""
+    """Return the globals that ``torch.load`` must allow for ogb's split_dict.pt."""
     rebuild = np.arange(0).__reduce__()[0]
     names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
     int64 = type(np.dtype(np.int64))

@@ -1,6 +1,4 @@
-"""Random draws behind the synthetic datasets, each vectorised over its nodes or edges."""
-
-from __future__ import annotations
+"""Random draws for the synthetic datasets, vectorised over nodes or edges."""
 
 from collections.abc import Callable
 
@@ -9,7 +7,7 @@ from numpy.random import Generator
 
 
 def class_means(rng: Generator, n_classes: int, n_feats: int) -> np.ndarray:
-    """C orthonormal rows minus their mean, [C, F]."""
+    """Return C orthonormal rows minus their mean, [C, F]."""
     if n_feats < n_classes:
         raise ValueError(f"{n_feats} features cannot keep {n_classes} class means orthogonal")
     columns, _ = np.linalg.qr(rng.standard_normal((n_feats, n_classes)))
@@ -19,7 +17,7 @@ def class_means(rng: Generator, n_classes: int, n_feats: int) -> np.ndarray:
 def random_masks(
     rng: Generator, n_nodes: int, n_splits: int, fractions: tuple[float, float] = (0.4, 0.2)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Train, validation and test masks [S, N]; the test part is what the fractions leave."""
+    """Return train, validation and test masks [S, N]; the rest after the fractions is test."""
     place = rng.permuted(np.tile(np.arange(n_nodes), (n_splits, 1)), axis=1)
     train_end = round(fractions[0] * n_nodes)
     val_end = round(sum(fractions) * n_nodes)
@@ -27,7 +25,7 @@ def random_masks(
 
 
 def apportion(weights: np.ndarray, total: int) -> np.ndarray:
-    """Integers in proportion to ``weights`` that sum to ``total`` (largest remainders)."""
+    """Return integers in proportion to ``weights`` with sum ``total`` (largest remainders)."""
     shares = weights * (total / weights.sum())
     counts = np.floor(shares).astype(np.int64)
     largest = np.argsort(counts - shares, kind="stable")[: total - counts.sum()]
@@ -38,7 +36,7 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
 def draw_members(
     rng: Generator, group: np.ndarray, wanted: np.ndarray, weight: np.ndarray | None = None
 ) -> np.ndarray:
-    """For each wanted group one of its nodes, drawn in proportion to ``weight``.
+    """Draw a node of each wanted group, in proportion to ``weight``.
 
     Inverse CDF: with the nodes sorted by group, a group is an interval of the cumulative weight.
     """
@@ -63,7 +61,7 @@ def block_edges(
     directed: bool,
     weight: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Distinct edges [E, 2] without loops, the share ``homophily`` of them within a class.
+    """Draw distinct edges [E, 2] without loops, the share ``homophily`` of them within a class.
 
     Sources are uniform, targets in proportion to ``weight``.
     """
@@ -87,7 +85,7 @@ def block_edges(
 
 
 def _distinct(rng: Generator, count: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """``count`` different keys out of repeated draws."""
+    """Draw until there are ``count`` different keys."""
     keys = np.empty(0, dtype=np.int64)
     while keys.size < count:
         keys = np.unique(np.append(keys, draw(16 + (count - keys.size) * 5 // 4)))
@@ -95,7 +93,7 @@ def _distinct(rng: Generator, count: int, draw: Callable[[int], np.ndarray]) -> 
 
 
 def _check_room(labels: np.ndarray, n_same: int, n_other: int, directed: bool) -> None:
-    """Refuse edges that fill a quarter of the pairs: drawing until all differ would take long."""
+    """Raise ValueError if edges fill a quarter of the pairs: distinct draws would take too long."""
     sizes = np.bincount(labels)
     per_pair = 1 if directed else 2
     same_pairs = (sizes * (sizes - 1)).sum() // per_pair

@@ -1,6 +1,4 @@
-"""Synthetic datasets: ``hop_chain``, a homophily dial, and a twin of ogbn-arxiv in its figures."""
-
-from __future__ import annotations
+"""Synthetic datasets: ``hop_chain``, a contextual SBM, and a graph of the size of ogbn-arxiv."""
 
 import warnings
 from dataclasses import replace
@@ -27,7 +25,7 @@ ARXIV_TRAIN_PER_CLASS = np.array(
     "1551".split(),
     dtype=np.int64,
 )
-TWIN_SIGNAL = 1.0  # a linear model gets 0.27 on X, 0.58 after one hop and 0.89 after two
+TWIN_SIGNAL = 1.0  # accuracy of a linear model: 0.27 on X, 0.58 after one hop, 0.89 after two
 TWIN_TAIL = 1.5  # Pareto exponent of the in-degree
 
 
@@ -43,17 +41,17 @@ def hop_chain(
     seed: int = 0,
     n_splits: int = 10,
 ) -> NodeDataset:
-    r"""Directed graph in which every node sees its class at its own number of hops.
+    r"""Generate a directed graph in which the class of a node is visible at its own number of hops.
 
     Label :math:`y` and hidden type :math:`t \in \{0..depth\}` are uniform and independent;
     with M the class means, :math:`x_i = signal\,[t_i = 0]\,M_{y_i} + N(0, I)`. Node i draws
     ``degree`` in-neighbours: at :math:`t_i = 0` uniformly from all nodes; at :math:`t_i \ge 1`
     uniformly from type :math:`t_i - 1` and one class, which is :math:`y_i` with probability
-    ``homophily`` and uniform otherwise. Draws are independent, so an edge may come twice.
+    ``homophily`` and uniform otherwise. Draws are independent, so an edge may occur twice.
 
-    No fixed layer can win: only type 0 has its class in its features, and a node of type t meets
-    those features exactly t hops upstream. Layer l is therefore informative for the nodes of type
-    l, about one in depth + 1, and reads noise or the wrong hop for the others.
+    No fixed layer suits all nodes: only type 0 has its class in its features, and a node of type t
+    reaches those features exactly t hops upstream. Layer l is informative for the nodes of type l,
+    about one in depth + 1; for the others it holds noise or the wrong hop.
 
     Examples
     --------
@@ -62,7 +60,9 @@ def hop_chain(
     >>> data.node_type.unique()
     tensor([0, 1, 2])
     """
-    _check_dials(homophily, n_nodes=n_nodes, n_classes=n_classes, n_splits=n_splits, depth=depth)
+    _check_parameters(
+        homophily, n_nodes=n_nodes, n_classes=n_classes, n_splits=n_splits, depth=depth
+    )
     rng = np.random.default_rng(seed)
     labels = rng.integers(n_classes, size=n_nodes)
     types = rng.integers(depth + 1, size=n_nodes)
@@ -93,7 +93,7 @@ def _hop_edges(
     wanted = labels[dst]
     other = rng.random(dst.size) >= homophily
     wanted[other] = rng.integers(n_classes, size=other.sum())
-    src = rng.integers(len(labels), size=dst.size)  # type 0 hears anyone
+    src = rng.integers(len(labels), size=dst.size)  # neighbours of type 0
     deep = types[dst] > 0
     upstream = (types[dst] - 1) * n_classes + wanted
     src[deep] = draw_members(rng, types * n_classes + labels, upstream[deep])
@@ -111,13 +111,13 @@ def contextual_sbm(
     seed: int = 0,
     n_splits: int = 10,
 ) -> NodeDataset:
-    """Undirected graph with a dial for homophily: a contextual stochastic block model.
+    """Generate a contextual stochastic block model: an undirected graph with given homophily.
 
     ``homophily`` is the share of edges that join two nodes of one class; the other edges join two
     classes at random. Features are ``signal`` times the class mean plus unit noise. ``degree`` is
     the mean degree.
     """
-    _check_dials(homophily, n_nodes=n_nodes, n_classes=n_classes, n_splits=n_splits)
+    _check_parameters(homophily, n_nodes=n_nodes, n_classes=n_classes, n_splits=n_splits)
     rng = np.random.default_rng(seed)
     labels = rng.integers(n_classes, size=n_nodes)
     edges = block_edges(rng, labels, round(n_nodes * degree / 2), homophily, directed=False)
@@ -137,20 +137,21 @@ def contextual_sbm(
 def arxiv_twin(
     seed: int = 0, cache_dir: str | PathLike | None = None, scale: float = 1.0
 ) -> NodeDataset:
-    """Synthetic graph with the figures of ogbn-arxiv, to measure cost where it cannot be had.
+    """Generate a graph with the sizes of ogbn-arxiv, to measure cost where that is not available.
 
     At ``scale`` 1 it has 169,343 nodes, 1,166,243 directed edges before they are made bidirected,
     128 features, 40 classes, edge homophily 0.65, a heavy-tailed in-degree, ogbn-arxiv's split
-    sizes and its training nodes per class. Like the real one it comes bidirected and with
-    self-loops. Accuracies on it say nothing about ogbn-arxiv. It is made once and then read from
-    ``cache_dir`` (default: ``$XDG_CACHE_HOME`` or ``~/.cache``, under ``metselect_dgl``).
+    sizes and its training nodes per class. Like ``load_dataset("ogbn-arxiv")`` it has both
+    directions of every edge and self-loops. Accuracies on it do not predict those on ogbn-arxiv. It
+    is generated once and then read from ``cache_dir`` (default: ``$XDG_CACHE_HOME`` or
+    ``~/.cache``, under ``metselect_dgl``).
     """
     if not scale > 0:
         raise ValueError(f"scale is {scale}, expected a positive number such as 0.05")
     path = Path(cache_dir or cache_home()) / f"arxiv-twin-1-seed{seed}-scale{float(scale)}.npz"
     try:
         dataset = load_npz(path)
-    except (FileNotFoundError, ValueError):  # never made, or broken
+    except (FileNotFoundError, ValueError):  # not cached yet, or damaged
         arrays = _twin_arrays(seed, scale)
         _write_cache(path, arrays)
         dataset = dataset_from_arrays(arrays, name=path.stem)
@@ -158,7 +159,7 @@ def arxiv_twin(
 
 
 def _twin_arrays(seed: int, scale: float) -> dict[str, np.ndarray]:
-    """The twin in the format of ``load_npz``; its edges are directed until they are read."""
+    """Return the arrays of ``load_npz``; their edges become undirected when they are read."""
     rng = np.random.default_rng(seed)
     labels, part = _twin_nodes(rng, scale)
     n_nodes, n_classes, n_edges = len(labels), len(ARXIV_TRAIN_PER_CLASS), ARXIV_EDGES * scale
@@ -172,13 +173,13 @@ def _twin_arrays(seed: int, scale: float) -> dict[str, np.ndarray]:
             rng, labels, round(n_edges), ARXIV_HOMOPHILY, directed=True, weight=weight
         ),
         "n_classes": np.array(n_classes),
-        "note": np.array("synthetic: the figures of ogbn-arxiv, not its papers"),
+        "note": np.array("synthetic: the sizes of ogbn-arxiv, not its papers"),
         **{f"{name}_masks": (part == i)[None] for i, name in enumerate(PARTS)},
     }
 
 
 def _twin_nodes(rng: np.random.Generator, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Class and part (0 train, 1 val, 2 test) of every node, in random order."""
+    """Return class and part (0 train, 1 val, 2 test) of all nodes, in random order."""
     counts = [apportion(ARXIV_TRAIN_PER_CLASS, round(size * scale)) for size in ARXIV_PARTS]
     labels = np.concatenate([np.repeat(np.arange(len(count)), count) for count in counts])
     part = np.repeat(np.arange(3), [count.sum() for count in counts])
@@ -190,10 +191,10 @@ def _write_cache(path: Path, arrays: dict[str, np.ndarray]) -> None:
     try:
         write_arrays(path, arrays, compress=False)
     except OSError as error:
-        warnings.warn(f"{path} cannot be written, so the twin is not cached: {error}", stacklevel=3)
+        warnings.warn(f"{path} cannot be written, so it is not cached: {error}", stacklevel=3)
 
 
-def _check_dials(homophily: float, **counts: int) -> None:
+def _check_parameters(homophily: float, **counts: int) -> None:
     if not 0 <= homophily <= 1:
         raise ValueError(f"homophily is {homophily}, expected a share from 0 to 1")
     for name, count in counts.items():

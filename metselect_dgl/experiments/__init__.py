@@ -1,1 +1,1 @@
-"""What people run: the demo, comparisons over splits, and the explanation of one node."""
+"""Experiments: the demo, comparisons over splits, the paper's studies, and explanations."""

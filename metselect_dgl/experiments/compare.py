@@ -1,89 +1,93 @@
-"""Several selectors over several splits, each with the settings that validation prefers."""
+"""Compare selectors over several splits, each with the settings that validation nodes prefer."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..config import SELECTORS, Config
-from .lines import Worth, paired
+from .experiment import searched_experiment
+from .result_rows import SelectionGain, accuracies, paired_difference
+from .run_configs import Execution
 from .tables import percent, text_table
-from .tuning import Outcome, run_cells, tuned
+from .tuning import Outcome, run_experiments
+
+HEADER = ["%", "val", "test", "std", "- final", "std err", "macro F1", "weighted F1"]
 
 
 def compare(
     base: Config,
     selectors: list[str],
     *,
+    out: Path,
     splits: int = 10,
     seeds: int = 1,
-    fixed: set[str] = frozenset(),
-    data_dir: str | None = None,
-    out: Path,
-    jobs: int = 1,
+    fixed: Collection[str] = (),
+    execution: Execution = Execution(),  # noqa: B008  frozen
 ) -> list[Outcome]:
-    """Run every selector with the settings that validation prefers; see `tuning`.
+    """Choose the settings of every selector (see `tuning`) and run it on all splits.
 
-    `fixed` names the settings of `base` that the user chose and the search must not change.
+    `fixed` names the settings of `base` that the user gave and the search must not change.
     """
-    more = {"self_loop": (False, True)}
-    cells = [
-        tuned(replace(base, selector=name), splits, seeds, more=more, fixed=fixed)
-        for name in selectors
-    ]
-    return run_cells(cells, data_dir, out / "results.jsonl", jobs=jobs)
+    experiments = []
+    for selector in selectors:
+        config = replace(base, selector=selector)
+        self_loop = {"self_loop": (False, True)}
+        experiments.append(searched_experiment(config, splits, seeds, first=self_loop, fixed=fixed))
+    return run_experiments(experiments, out / "results.jsonl", execution)
 
 
 def report(outcomes: list[Outcome]) -> str:
-    """The table: test accuracy, paired difference to FinalSelect, and what choosing is worth."""
-    final = next((outcome for outcome in outcomes if outcome.selector == "final"), None)
-    header = ["", "val", "test", "std", "- final", "std err", "macro F1", "weighted F1"]
-    rows = []
+    """Return the table of accuracies, of differences to FinalSelect and of fixed layers."""
+    final = None
     for outcome in outcomes:
-        test = outcome.test()
-        difference = ("-", "-") if final is None or outcome is final else _signed(outcome, final)
-        f1 = [
-            percent(np.mean([row["test"][name] for row in outcome.rows]))
-            for name in ("macro_f1", "weighted_f1")
-        ]
-        std = percent(test.std(ddof=1)) if len(test) > 1 else "-"
-        val = percent(outcome.mean("val_accuracy"))
-        rows.append([outcome.selector, val, percent(test.mean()), std, *difference, *f1])
-        rows += _layers(outcome, len(header))
-    chosen = [
-        f"chosen on validation for {o.selector}: "
-        + ", ".join(f"{name} {value}" for name, value in o.settings.items())
-        for o in outcomes
-        if o.settings
-    ]
-    return "\n".join([text_table(header, rows), "", *chosen])
+        if outcome.selector == "final":
+            final = outcome
+    table, chosen = [], []
+    for outcome in outcomes:
+        table.append(_accuracy_row(outcome, final))
+        table += _layer_rows(outcome)
+        if outcome.settings:
+            settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
+            chosen.append(f"chosen on validation for {outcome.selector}: {settings}")
+    return "\n".join([text_table(HEADER, table), "", *chosen])
 
 
-def _signed(outcome: Outcome, final: Outcome) -> tuple[str, str]:
-    gap, error = paired(outcome.rows, final.rows)
-    return f"{gap:+.1f}", f"{error:.1f}" if np.isfinite(error) else "-"
+def _accuracy_row(outcome: Outcome, final: Outcome | None) -> list[str]:
+    test = accuracies(outcome.rows)
+    deviation = f"{test.std(ddof=1):.1f}" if len(test) > 1 else "-"
+    difference, error = "-", "-"
+    if final is not None and outcome is not final:
+        points, standard_error = paired_difference(outcome.rows, final.rows)
+        difference = f"{points:+.1f}"
+        error = f"{standard_error:.1f}" if np.isfinite(standard_error) else "-"
+    cells = [outcome.selector, f"{accuracies(outcome.rows, 'val').mean():.1f}"]
+    cells += [f"{test.mean():.1f}", deviation, difference, error]
+    for score in ("macro_f1", "weighted_f1"):
+        cells.append(percent(np.mean([row["test"][score] for row in outcome.rows])))
+    return cells
 
 
-def _layers(outcome: Outcome, width: int) -> list[list[str]]:
-    """Rows below a selector: every fixed layer of its models, and the oracles."""
-    worth = Worth.of(outcome.rows)
-    if worth is None:
+def _layer_rows(outcome: Outcome) -> list[list[str]]:
+    """Return the rows below a selector: each fixed layer of its models, and the oracles."""
+    gain = SelectionGain.from_rows(outcome.rows)
+    if gain is None:
         return []
     share = np.mean([row["layer_share"] for row in outcome.rows], 0)
-    named = {
-        f"all at layer {depth} (chosen by {100 * share[depth]:.0f} %)": value
-        for depth, value in enumerate(worth.fixed)
-    } | {
-        "oracle": worth.oracle,
-        "lucky oracle": worth.lucky_oracle,
-        "share of the oracle's gain realised": worth.realised(),
-    }
-    blank = (width - 3) * [""]
-    return [[f"  {name}", "", percent(value), *blank] for name, value in named.items()]
+    figures = gain.table()
+    del figures["selected per node"]  # the selector's own row
+    blank = (len(HEADER) - 3) * [""]
+    rows = []
+    for depth, (title, value) in enumerate(figures.items()):
+        if depth < len(share):
+            title += f" (selected for {100 * share[depth]:.0f} %)"
+        rows.append([f"  {title}", "", percent(value), *blank])
+    return rows
 
 
 def check_selectors(names: list[str]) -> None:
-    """Each name once, each known."""
+    """Raise ValueError for an unknown or repeated name."""
     for name in names:
         if name not in SELECTORS:
             raise ValueError(f"selector is {name!r}; use one of {', '.join(SELECTORS)}")

@@ -5,9 +5,9 @@ gradient descent with momentum on the training nodes. Its updates stay in the sp
 rows, W = M_t' B, so that the whole training needs the Gram matrix K = M M_t' alone. The attack
 (Meta-Self) raises the cross entropy of the other nodes against the labels that the surrogate of the
 clean graph gives them: it differentiates through all steps of the training down to every entry of
-A, flips the pair with the largest gain, and starts again. No node loses its last edge, no pair is
-flipped twice. What differs from the original: its surrogate has two weight matrices and starts from
-random ones, and it also tests that the distribution of degrees stays likely.
+A, flips the pair with the largest gain, and repeats. No node loses its last edge, no pair is
+flipped twice. The original differs: its surrogate has two weight matrices with random start values,
+and it also tests that the distribution of degrees stays likely.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ STEPS, RATE, MOMENTUM = 100, 0.1, 0.9
 
 
 class Mettack:
-    """The state of an attack: a dense A [N, N] that `flip` changes by one pair at a time."""
+    """State of an attack: a dense A [N, N], of which `flip` changes one pair at a time."""
 
     def __init__(self, data: NodeDataset, split: int = 0) -> None:
         self.feat, self.train = data.feat, data.split(split).train
@@ -41,7 +41,7 @@ class Mettack:
         self.guess = (gram @ self._fit(gram[self.train]))[self.others].argmax(1)
 
     def _normal(self) -> tuple[Tensor, Tensor]:
-        """(degrees with the loop [N], sparse normalised A)."""
+        """Return degrees with self-loops [N] and the sparse normalised A."""
         looped = self.adjacency.clone().fill_diagonal_(1)
         degree = looped.sum(1)
         index = looped.nonzero().T
@@ -53,7 +53,7 @@ class Mettack:
         return twice @ twice[self.train].T  # [N, T]
 
     def _fit(self, gram: Tensor) -> Tensor:
-        """B [T, C] after the surrogate's training on K_t [T, T]; differentiable."""
+        """Train the surrogate on K_t [T, T] and return B [T, C], differentiably."""
         solution = torch.zeros_like(self.target)
         speed = torch.zeros_like(self.target)
         for _ in range(STEPS):
@@ -63,18 +63,18 @@ class Mettack:
         return solution
 
     def loss(self, gram: Tensor) -> Tensor:
-        """What the attack raises, of K [N, T]."""
+        """Return the loss that the attack raises, from K [N, T]."""
         logits = gram[self.others] @ self._fit(gram[self.train])
         return F.cross_entropy(logits, self.guess)
 
     def gradient(self) -> Tensor:
-        """How the loss changes with both entries of a pair in A, [N, N]."""
+        """Return the derivative of the loss by both entries of each pair in A, [N, N]."""
         degree, normal = self._normal()
         once = normal @ self.feat
         twice = normal @ once
         gram = self._gram(twice).requires_grad_()
         (slope,) = torch.autograd.grad(self.loss(gram), gram)  # [N, T]
-        # dL/dM = slope M_t, and slope' M more at the rows of the training nodes; M = A (A X).
+        # dL/dM = slope M_t, plus slope' M at the rows of the training nodes; M = A (A X).
         own, mixed = twice[self.train], slope.T @ twice  # [T, F] each
         entries = slope @ (own @ once.T)
         entries.addmm_(normal @ slope, own @ self.feat.T)
@@ -90,10 +90,10 @@ class Mettack:
         return entries.mul_(scale).mul_(scale[:, None]).add_(by_degree).add_(by_degree[:, None])
 
     def flip(self) -> tuple[int, int]:
-        """Change the pair that raises the loss most."""
+        """Flip the pair that raises the loss most and return it."""
         gain = self.gradient() * (1 - 2 * self.adjacency)
-        lonely = self.adjacency.sum(1) <= 1
-        last = (self.adjacency > 0) & (lonely | lonely[:, None])
+        leaf = self.adjacency.sum(1) <= 1
+        last = (self.adjacency > 0) & (leaf | leaf[:, None])
         gain[last | (self.adjacency != self.clean)] = -torch.inf
         gain.fill_diagonal_(-torch.inf)
         if gain.isneginf().all():
@@ -103,37 +103,38 @@ class Mettack:
         return row, col
 
     def edges(self) -> np.ndarray:
-        """The pairs as they are now, once each [E, 2]."""
+        """Return the present edges, each pair once [E, 2]."""
         return self.adjacency.triu().nonzero().numpy()
 
 
 def _dense(ends: tuple[Tensor, Tensor], feat: Tensor) -> Tensor:
-    """A without loops, in the type of the features."""
+    """Return the symmetric A without loops, in the dtype of the features."""
     adjacency = feat.new_zeros(len(feat), len(feat))
     adjacency[ends] = 1
     return adjacency.maximum(adjacency.T).fill_diagonal_(0)
 
 
 def poison(name: str, rates: Sequence[int], data_dir: str | None, folder: Path) -> Path:
-    """Write `folder`/mettack_NAME.npz: the graph of `mettack_NAME`, and with `rates` per cent of
-    its edges attacked. Rates that the file has are not made again."""
+    """Attack the graph of `mettack_NAME` and write `folder`/mettack_NAME.npz with the edges of each
+    rate (per cent). Rates that the file already holds are read from it."""
     path = folder / f"mettack_{name}.npz"
     data = load_dataset(f"mettack_{name}", data_dir)
     attack = Mettack(data)
     arrays = dict(np.load(path)) if path.exists() else _clean_arrays(data, attack.edges())
     total, flips = len(arrays["edges"]), 0
-    with tqdm(total=round(max(rates) / 100 * total), desc=f"poison {name}", unit="flip") as bar:
+    wanted = round(max(rates) / 100 * total)
+    with tqdm(total=wanted, desc=f"poison {name}", unit="flip") as progress:
         for rate in sorted(set(rates) - {0}):
-            key, wanted = f"edges_mettack_{rate:02}", round(rate / 100 * total) - flips
-            flips += wanted
+            key, new_flips = f"edges_mettack_{rate:02}", round(rate / 100 * total) - flips
+            flips += new_flips
             if key in arrays:
                 ends = torch.from_numpy(arrays[key]).unbind(1)
                 attack.adjacency = _dense(ends, data.feat)
-                bar.update(wanted)
+                progress.update(new_flips)
                 continue
-            for _ in range(wanted):
+            for _ in range(new_flips):
                 attack.flip()
-                bar.update()
+                progress.update()
             arrays[key] = attack.edges()
             write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
     return path

@@ -1,4 +1,4 @@
-"""The paper's own numbers; everything that is compared with the paper reads them here."""
+"""The figures that the paper prints."""
 
 from typing import NamedTuple
 
@@ -17,21 +17,20 @@ DATASETS = (
 
 
 class Figure(NamedTuple):
-    """Per cent: the mean over splits and, where it is printed, the standard deviation."""
+    """A mean over splits in per cent and, if printed, its standard deviation."""
 
     mean: float
     std: float | None = None
 
 
 def _table(rows: dict[str, str]) -> dict[str, dict[str, Figure]]:
-    """Figures by selector and dataset from lines of `mean±std` in the order of DATASETS."""
-    return {
-        selector: {
-            name: Figure(*map(float, cell.split("±")))
-            for name, cell in zip(DATASETS, line.split(), strict=True)
-        }
-        for selector, line in rows.items()
-    }
+    """Parse rows of `mean±std` in the order of DATASETS; return figures by selector and dataset."""
+    table = {}
+    for selector, row in rows.items():
+        table[selector] = {}
+        for dataset, cell in zip(DATASETS, row.split(), strict=True):
+            table[selector][dataset] = Figure(*map(float, cell.split("±")))
+    return table
 
 
 # Table 2, "Test F1-score of the GNN models".
@@ -113,7 +112,7 @@ AGGREGATION_DELTA_MAX = {
     "jknet-metselect": 0.9,
 }
 
-# What the text says of the figures, whose numbers are not printed.
+# Statements of the text about the figures, whose values are not printed.
 DEPTH = (
     "The paper: GCN + MetSelect (distance loss) loses up to 10 points down to depth 128, the plain "
     "GCN at least 50 with 32 layers; on ogbn-arxiv at depths 2, 16 and 32 GCN has 67, 22 and 6 %, "
@@ -124,13 +123,13 @@ ATTACK = (
     "affected by the attack, and test accuracy up to 30 points above the plain GCN's."
 )
 
-# Seconds of an epoch, Table 3 "Mean time taken": Tesla V100-SXM2 32 GB; on ogbn-arxiv,
+# Seconds per epoch, Table 3 "Mean time taken", on a Tesla V100-SXM2 32 GB: ogbn-arxiv
 EPOCH_SECONDS = {
     "GCN": {"FinalSelect": 0.59, "NDLSelect": 1.07, "MetSelect": 1.41},
     "GAT": {"FinalSelect": 0.81, "NDLSelect": 1.22, "MetSelect": 1.05},
     "GIN": {"FinalSelect": 0.59, "NDLSelect": 0.98, "MetSelect": 1.50},
 }
-# and on the small datasets.
+# and the mean of the small datasets.
 SMALL_EPOCH_SECONDS = {
     "GCN": {"FinalSelect": 0.15, "NDLSelect": 0.37, "MetSelect": 0.43},
     "GAT": {"FinalSelect": 0.17, "NDLSelect": 0.41, "MetSelect": 0.48},

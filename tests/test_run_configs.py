@@ -1,28 +1,30 @@
-"""Many runs: settings chosen on validation, paired differences, and results that resume."""
+"""Many runs: the choice of settings, paired differences, and a log that resumes."""
 
 import json
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tqdm import tqdm
 
 from metselect_dgl.config import Config
-from metselect_dgl.experiments import grid, tuning
+from metselect_dgl.experiments import run_configs as running
+from metselect_dgl.experiments import tuning
 from metselect_dgl.experiments.compare import check_selectors, compare, report
-from metselect_dgl.experiments.grid import settings_grid
+from metselect_dgl.experiments.experiment import config_grid
+from metselect_dgl.experiments.result_rows import accuracies
+from metselect_dgl.experiments.run_configs import Execution, RunProgress
 
 BASE = Config(dataset="tiny", hidden=8, epochs=2)
 
 
-def run_grid(*args, jobs: int = 1):
-    """Without a bar to look at."""
-    return grid.run_grid(*args, jobs=jobs, bar=tqdm(file=StringIO()))
+def run_configs(configs: list[Config], data_dir, log: Path, jobs: int = 1) -> list[dict]:
+    """Run without a progress bar."""
+    execution = Execution(str(data_dir), jobs)
+    return running.run_configs(configs, log, execution, RunProgress(show=False))
 
 
 def row(config: Config, val: float, test: float, **more) -> dict:
-    """A result line with figures made up."""
+    """Return a made-up result row."""
     part = {"accuracy": test, "macro_f1": test / 2, "weighted_f1": test / 4}
     return {
         "dataset": config.dataset,
@@ -40,27 +42,27 @@ def row(config: Config, val: float, test: float, **more) -> dict:
 
 @pytest.fixture
 def fabricate(monkeypatch):
-    """Let `compare` meet results that a function of the config makes up; returns what ran. The
-    dataset has 100 validation nodes a split, so that settings are compared on three."""
+    """Replace the runs of `compare` by a function of the config; return the configs that ran. The
+    dataset has 100 validation nodes per split, so that settings are compared on three."""
 
     def install(make):
         asked = []
 
-        def fake(configs, data_dir, results, *, jobs, bar):
+        def fake(configs, log, execution, progress):
             asked.extend(config for config in configs if config not in asked)
             return [make(config) for config in configs]
 
         part = SimpleNamespace(val=range(100))
         data = SimpleNamespace(split=lambda number: part, n_splits=5)
-        monkeypatch.setattr(tuning, "run_grid", fake)
-        monkeypatch.setattr(tuning, "read_dataset", lambda config, data_dir: data)
+        monkeypatch.setattr(tuning, "run_configs", fake)
+        monkeypatch.setattr(tuning, "cached_dataset", lambda name, data_dir, seed: data)
         return asked
 
     return install
 
 
-def test_settings_grid_is_the_product():
-    configs = settings_grid(BASE, {"split": [0, 1], "lr": [0.1, 0.2, 0.3]})
+def test_config_grid_is_the_product():
+    configs = config_grid(BASE, {"split": [0, 1], "lr": [0.1, 0.2, 0.3]})
     assert [(c.split, c.lr) for c in configs] == [
         *((0, 0.1), (0, 0.2), (0, 0.3)),
         *((1, 0.1), (1, 0.2), (1, 0.3)),
@@ -69,7 +71,7 @@ def test_settings_grid_is_the_product():
 
 
 def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
-    """With loops it is better on the three splits that count, and on test never."""
+    """Self-loops are better on the three splits that are compared, and worse on test."""
 
     def make(config):
         val = [0.9, 0.1, 0.1, 0.9][config.split] if not config.self_loop else 0.5
@@ -79,8 +81,8 @@ def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
     (outcome,) = compare(BASE, ["metselect"], splits=4, out=tmp_path)
     assert outcome.settings == {"self_loop": True, "weight_decay": 5e-4, "lr": 0.01}
     assert [r["split"] for r in outcome.rows] == [0, 1, 2, 3]
-    assert outcome.test().tolist() == [0.2] * 4
-    assert outcome.mean("val_accuracy") == pytest.approx(0.5)
+    assert accuracies(outcome.rows).tolist() == [20] * 4
+    assert accuracies(outcome.rows, "val").mean() == pytest.approx(50)
     assert (
         "chosen on validation for metselect: self_loop True, weight_decay 0.0005, lr 0.01"
         in report([outcome])
@@ -92,8 +94,8 @@ def test_settings_are_chosen_by_mean_validation_accuracy(fabricate, tmp_path):
     [([0.03, -0.02, 0.0], 5e-4), ([0.03, 0.02, 0.02], 0.0)],
     ids=["level-with-the-best", "behind"],
 )
-def test_settings_that_cannot_be_told_apart(fabricate, tmp_path, gaps, decay):
-    """Less than one standard error apart, the stronger weight decay is taken."""
+def test_settings_within_a_standard_error(fabricate, tmp_path, gaps, decay):
+    """The stronger weight decay is chosen."""
     fabricate(lambda c: row(c, 0.5 + gaps[c.split] * (c.weight_decay == 0), 0.5))
     (outcome,) = compare(BASE, ["metselect"], splits=3, out=tmp_path)
     assert outcome.settings["weight_decay"] == decay
@@ -109,8 +111,8 @@ def test_every_selector_has_its_own_settings(fabricate, tmp_path):
     assert (final.settings["self_loop"], metselect.settings["self_loop"]) == (True, False)
 
 
-def test_group_after_group(fabricate, tmp_path):
-    """What one group decided holds for the next; settings are tried on three of the five splits."""
+def test_groups_are_searched_in_turn(fabricate, tmp_path):
+    """The best settings of a group are kept for the next; three of five splits are compared."""
     asked = fabricate(lambda c: row(c, 0.5 + 0.1 * c.self_loop + 0.1 * (c.lr == 0.03), 0.5))
     compare(Config(dataset="tiny", seed=7), ["ndls"], splits=5, seeds=2, out=tmp_path)
     tried = [(c.self_loop, c.weight_decay, c.lr, c.eps) for c in asked if c.split == 0]
@@ -128,17 +130,20 @@ def test_group_after_group(fabricate, tmp_path):
     assert set(last) == {(s, d) for s in range(5) for d in (7, 8)}
 
 
-def test_no_more_splits_than_there_are(fabricate, tmp_path):
+def test_splits_are_limited_by_the_dataset(fabricate, tmp_path):
     asked = fabricate(lambda config: row(config, 0.5, 0.5))
     compare(BASE, ["final"], splits=10, out=tmp_path)
     assert {config.split for config in asked} == set(range(5))
 
 
-def test_the_bar_counts_every_run_once(fabricate, tmp_path, monkeypatch):
+def test_the_total_counts_every_run_once(fabricate, tmp_path, monkeypatch):
     totals = []
-    monkeypatch.setattr(
-        tuning, "tqdm", lambda total, **_: totals.append(total) or tqdm(disable=True)
-    )
+
+    def progress(total):
+        totals.append(total)
+        return RunProgress(total, show=False)
+
+    monkeypatch.setattr(tuning, "RunProgress", progress)
     asked = fabricate(lambda c: row(c, 0.5 + 0.1 * c.self_loop, 0.5))
     compare(Config(dataset="tiny", backbone="gin"), ["ndls", "final"], splits=5, out=tmp_path)
     assert totals == [len(asked)]
@@ -186,7 +191,7 @@ def three(fabricate, tmp_path):
 
 
 def cells(text: str, name: str) -> list[str]:
-    """The numbers of the table's row that begins with `name`."""
+    """Return the numbers of the table row that begins with `name`."""
     (line,) = (line for line in text.splitlines() if line.strip().startswith(name + "  "))
     return line.strip().removeprefix(name).split()
 
@@ -200,13 +205,13 @@ def test_report_by_hand(three):
 
 
 def test_report_of_layers_by_hand(three):
-    """(0.7 - 0.6) of the way from the best layer to the oracle, 0.9 - 0.6, is a third."""
+    """(0.7 - 0.6) of the gap between best layer and oracle, 0.9 - 0.6, is a third."""
     text = report(three)
-    assert cells(text, "all at layer 0 (chosen by 25 %)") == ["20.0"]
-    assert cells(text, "all at layer 1 (chosen by 25 %)") == ["60.0"]
-    assert cells(text, "all at layer 2 (chosen by 50 %)") == ["50.0"]
+    assert cells(text, "all at layer 0 (selected for 25 %)") == ["20.0"]
+    assert cells(text, "all at layer 1 (selected for 25 %)") == ["60.0"]
+    assert cells(text, "all at layer 2 (selected for 50 %)") == ["50.0"]
     assert cells(text, "oracle") == ["90.0"]
-    assert cells(text, "lucky oracle") == ["75.0"]
+    assert cells(text, "shuffled oracle") == ["75.0"]
     assert cells(text, "share of the oracle's gain realised") == ["33.3"]
 
 
@@ -237,20 +242,20 @@ def test_right_selectors():
     check_selectors(["final", "metselect"])
 
 
-# In the order in which they are run: the first splits of all first.
-CONFIGS = settings_grid(BASE, {"split": [0, 1], "selector": ["final", "metselect-paper"]})
+# In the order in which they are run: low splits first.
+CONFIGS = config_grid(BASE, {"split": [0, 1], "selector": ["final", "metselect-paper"]})
 
 
 @pytest.fixture
 def counted(monkeypatch):
-    """What `run_grid` really runs."""
-    ran, run_one = [], grid.run_one
+    """The configs that are really run."""
+    ran, run_one = [], running.run_one
 
-    def watched(config, data_dir):
+    def watched(config, execution):
         ran.append(config)
-        return run_one(config, data_dir)
+        return run_one(config, execution)
 
-    monkeypatch.setattr(grid, "run_one", watched)
+    monkeypatch.setattr(running, "run_one", watched)
     return ran
 
 
@@ -264,47 +269,53 @@ def read_lines(results: Path) -> list[dict]:
 
 def test_a_second_call_runs_nothing(counted, tiny_dir, tmp_path):
     results = tmp_path / "new" / "results.jsonl"
-    first = run_grid(CONFIGS, tiny_dir, results)
+    first = run_configs(CONFIGS, tiny_dir, results)
     assert counted == CONFIGS
     assert first == read_lines(results)
     assert [Config(**row["config"]) for row in first] == CONFIGS
     assert first[0]["test_accuracy"] == first[0]["test"]["accuracy"]
     assert first[0]["val_accuracy"] == first[0]["val"]["accuracy"]
     before = results.read_bytes()
-    assert run_grid(CONFIGS[::-1], tiny_dir, results) == first[::-1]
+    assert run_configs(CONFIGS[::-1], tiny_dir, results) == first[::-1]
     assert counted == CONFIGS
     assert results.read_bytes() == before
 
 
-def test_the_bar_of_a_second_call(tiny_dir, tmp_path):
-    """What is on the disk moves it without counting as work; what was counted does not again."""
-    results, bar = tmp_path / "results.jsonl", tqdm(file=StringIO())
-    run_grid(CONFIGS[:1], tiny_dir, results)
+@pytest.mark.parametrize("show", [True, False], ids=["bar", "no-bar"])
+def test_progress_of_a_second_call(tiny_dir, tmp_path, show, capsys):
+    """Logged runs count, but not as work, and no run counts twice."""
+    results, progress = tmp_path / "results.jsonl", RunProgress(4, show=show)
+    run_configs(CONFIGS[:1], tiny_dir, results)
     for configs, n in ((CONFIGS[:2], 2), (CONFIGS[1:3], 3), (CONFIGS, 4)):
-        grid.run_grid(configs, tiny_dir, results, jobs=1, bar=bar)
-        assert (bar.n, bar.initial) == (n, 1)
+        running.run_configs(configs, results, Execution(str(tiny_dir)), progress)
+        assert (len(progress.finished), progress.from_log) == (n, 1)
+    progress.close()
+    assert ("4/4" in capsys.readouterr().err) == show
+    assert len(read_lines(results)) == 4
 
 
-def test_without_a_bar(tiny_dir, tmp_path):
+def test_memory_is_kept_on_request(tiny_dir, monkeypatch):
+    calls = []
+    monkeypatch.setattr("metselect_dgl.ops.keep_freed_memory", lambda: calls.append(1))
+    running.run_one(CONFIGS[0], Execution(str(tiny_dir)))
+    assert calls == []
+    running.run_one(CONFIGS[0], Execution(str(tiny_dir), keep_memory=True))
+    assert calls == [1]
+
+
+def test_runs_of_other_code_are_reported(monkeypatch, tiny_dir, tmp_path):
     results = tmp_path / "results.jsonl"
-    for _ in range(2):
-        grid.run_grid(CONFIGS[:1], tiny_dir, results, jobs=1, bar=tqdm(disable=True))
-    assert len(read_lines(results)) == 1
-
-
-def test_runs_of_other_code_are_told(monkeypatch, tiny_dir, tmp_path):
-    results = tmp_path / "results.jsonl"
-    run_grid(CONFIGS[:1], tiny_dir, results)
-    monkeypatch.setattr(grid, "code_version", lambda: "changed")
-    with pytest.warns(UserWarning, match="1 runs in .*results.jsonl were made by other code"):
-        run_grid(CONFIGS[:1], tiny_dir, results)
+    run_configs(CONFIGS[:1], tiny_dir, results)
+    monkeypatch.setattr(running, "code_version", lambda: "changed")
+    with pytest.warns(UserWarning, match="1 runs in .*results.jsonl were made by another version"):
+        run_configs(CONFIGS[:1], tiny_dir, results)
 
 
 def test_only_what_is_new_is_run(counted, tiny_dir, tmp_path):
     results = tmp_path / "results.jsonl"
-    run_grid(CONFIGS[1:3], tiny_dir, results)
+    run_configs(CONFIGS[1:3], tiny_dir, results)
     counted.clear()
-    rows = run_grid(CONFIGS, tiny_dir, results)
+    rows = run_configs(CONFIGS, tiny_dir, results)
     assert counted == [CONFIGS[0], CONFIGS[3]]
     assert [Config(**row["config"]) for row in rows] == CONFIGS
     assert len(read_lines(results)) == 4
@@ -312,39 +323,39 @@ def test_only_what_is_new_is_run(counted, tiny_dir, tmp_path):
 
 @pytest.mark.parametrize("lost", [1, 40, "all but one"], ids=str)
 def test_half_a_line_is_cut_and_only_that_run_redone(counted, tiny_dir, tmp_path, lost):
-    """1 is the newline alone: the line is whole, but nobody can know."""
+    """1 is the newline alone: the line is complete, but cannot be known to be."""
     results = tmp_path / "results.jsonl"
-    first = run_grid(CONFIGS, tiny_dir, results)
+    first = run_configs(CONFIGS, tiny_dir, results)
     counted.clear()
     whole = results.read_bytes()
     last = len(whole.splitlines()[-1])
     results.write_bytes(whole[: -(last if lost == "all but one" else lost)])
-    again = run_grid(CONFIGS, tiny_dir, results)
+    again = run_configs(CONFIGS, tiny_dir, results)
     assert counted == CONFIGS[3:]
     assert timeless(again) == timeless(first)
     assert timeless(read_lines(results)) == timeless(first)
 
 
 def test_what_was_finished_before_an_error_is_kept(monkeypatch, tiny_dir, tmp_path):
-    results, run_one, on_the_disk = tmp_path / "results.jsonl", grid.run_one, []
+    results, run_one, on_the_disk = tmp_path / "results.jsonl", running.run_one, []
 
-    def failing(config, data_dir):
+    def failing(config, execution):
         on_the_disk.append(len(read_lines(results)))
         if config == CONFIGS[2]:
             raise KeyboardInterrupt
-        return run_one(config, data_dir)
+        return run_one(config, execution)
 
     with monkeypatch.context() as patch:
-        patch.setattr(grid, "run_one", failing)
+        patch.setattr(running, "run_one", failing)
         with pytest.raises(KeyboardInterrupt):
-            run_grid(CONFIGS, tiny_dir, results)
-    assert on_the_disk == [0, 1, 2]  # at once: a process may also be killed
+            run_configs(CONFIGS, tiny_dir, results)
+    assert on_the_disk == [0, 1, 2]  # written at once: a process may be killed
     assert [Config(**row["config"]) for row in read_lines(results)] == CONFIGS[:2]
 
 
 def test_two_processes_give_the_rows_of_one(tiny_dir, tmp_path):
-    one = run_grid(CONFIGS, str(tiny_dir), tmp_path / "one.jsonl")
-    two = run_grid(CONFIGS, str(tiny_dir), tmp_path / "two.jsonl", jobs=2)
+    one = run_configs(CONFIGS, str(tiny_dir), tmp_path / "one.jsonl")
+    two = run_configs(CONFIGS, str(tiny_dir), tmp_path / "two.jsonl", jobs=2)
     assert timeless(two) == timeless(one)
     assert len(read_lines(tmp_path / "two.jsonl")) == 4
 
@@ -356,9 +367,9 @@ def test_the_seed_draws_a_synthetic_dataset_anew(monkeypatch):
         drawn.append(seed)
         raise ValueError("enough")
 
-    monkeypatch.setattr(grid, "load_dataset", load)
-    grid._load.cache_clear()
-    for config in settings_grid(Config(), {"seed": [3, 4]}):
+    monkeypatch.setattr(running, "load_dataset", load)
+    running.cached_dataset.cache_clear()
+    for config in config_grid(Config(), {"seed": [3, 4]}):
         with pytest.raises(ValueError, match="enough"):
-            grid.run_one(config, None)
+            running.run_one(config, Execution())
     assert drawn == [3, 4]

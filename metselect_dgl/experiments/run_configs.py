@@ -1,0 +1,176 @@
+"""Run many configs in parallel processes and log each finished run as one JSON line.
+
+An interrupted call resumes from its log.
+"""
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from operator import attrgetter
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from ..config import Config
+from ..data import NodeDataset, load_dataset
+from ..train import train
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where the datasets are, how many processes run, and whether they keep freed memory."""
+
+    data_dir: str | None = None
+    jobs: int = 1
+    keep_memory: bool = False
+
+
+class RunProgress:
+    """Counts finished runs, each once, and displays them on a progress bar."""
+
+    def __init__(self, total: int | None = None, *, show: bool = True) -> None:
+        self.finished: set[str] = set()  # keys of runs
+        self.from_log = 0
+        self._bar = tqdm(total=total, unit="run", smoothing=0, disable=not show)
+
+    def add_logged(self, keys: Collection[str]) -> None:
+        """Count runs of the log; they took no time, so they do not enter the displayed speed."""
+        new = set(keys) - self.finished
+        self.finished |= new
+        self.from_log += len(new)
+        self._bar.initial = self.from_log
+        self._bar.update(len(new))
+
+    def add(self, key: str, row: dict) -> None:
+        """Count a run that just finished and display its name."""
+        self.finished.add(key)
+        self._bar.update()
+        model = f"{row['backbone']}+{row['selector']}"
+        self._bar.set_postfix_str(f"{row['dataset']} {model} split {row['split']}")
+
+    def close(self) -> None:
+        """Leave the final state of the progress bar on the screen."""
+        self._bar.close()
+
+
+def run_configs(
+    configs: Sequence[Config], log: Path, execution: Execution, progress: RunProgress
+) -> list[dict]:
+    """Run the configs that `log` does not hold yet, low splits first, and return the rows of all
+    in the order of `configs`."""
+    rows = _read_log(log)
+    _warn_about_other_code(rows.values(), log)
+    keys, missing = [], {}
+    for config in configs:
+        key = _key(config, _fingerprint(config.dataset, execution.data_dir, config.seed))
+        keys.append(key)
+        if key not in rows:
+            missing[key] = config
+    progress.add_logged(set(keys) - set(missing))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as file:
+        for row in _run_all(sorted(missing.values(), key=attrgetter("split")), execution):
+            file.write(json.dumps(row).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+            key = _row_key(row)
+            rows[key] = row
+            progress.add(key, row)
+    return [rows[key] for key in keys]
+
+
+def _run_all(configs: Sequence[Config], execution: Execution) -> Iterator[dict]:
+    """Yield rows as runs finish."""
+    if execution.jobs == 1 or len(configs) < 2:
+        for config in configs:
+            yield run_one(config, execution)
+        return
+    threads = max(1, (os.cpu_count() or 1) // execution.jobs)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(execution.jobs, spawn, torch.set_num_threads, (threads,)) as pool:
+        futures = [pool.submit(run_one, config, execution) for config in configs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def run_one(config: Config, execution: Execution) -> dict:
+    """Train one model and return its row."""
+    data = cached_dataset(config.dataset, execution.data_dir, config.seed)
+    metrics = train(config, data, progress=False, keep_memory=execution.keep_memory).metrics
+    return {
+        "dataset": config.dataset,
+        "backbone": config.backbone,
+        "selector": config.selector,
+        "split": config.split,
+        "seed": config.seed,
+        "data": data.fingerprint(),
+        "code": code_version(),
+        "val_accuracy": metrics["val"]["accuracy"],
+        "test_accuracy": metrics["test"]["accuracy"],
+        **metrics,
+    }
+
+
+@lru_cache(maxsize=12)
+def cached_dataset(name: str, data_dir: str | None, seed: int) -> NodeDataset:
+    """Load a dataset once for several runs."""
+    return load_dataset(name, data_dir, seed=seed)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint(name: str, data_dir: str | None, seed: int) -> str:
+    return cached_dataset(name, data_dir, seed).fingerprint()
+
+
+@cache
+def code_version() -> str:
+    """Return a digest of the package's Python files."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _warn_about_other_code(rows: Iterable[dict], log: Path) -> None:
+    other = sum(row.get("code") != code_version() for row in rows)
+    if other:
+        warnings.warn(
+            f"{other} runs in {log} were made by another version of the code and are used as "
+            "they are; remove the file to run them again",
+            stacklevel=2,
+        )
+
+
+def _key(config: Config, fingerprint: str) -> str:
+    """Return the identity of a run: the same settings on the same data."""
+    return json.dumps([fingerprint, dataclasses.asdict(config)], sort_keys=True)
+
+
+def _row_key(row: dict) -> str:
+    return _key(Config(**row["config"]), row["data"])
+
+
+def _read_log(log: Path) -> dict[str, dict]:
+    """Return rows by key; an incomplete last line, left by a killed process, is cut off."""
+    if not log.exists():
+        return {}
+    text = log.read_bytes()
+    complete = text[: text.rfind(b"\n") + 1]
+    if len(complete) < len(text):
+        os.truncate(log, len(complete))
+    rows = {}
+    for line in complete.splitlines():
+        row = json.loads(line)
+        rows[_row_key(row)] = row
+    return rows

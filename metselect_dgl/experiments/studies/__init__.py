@@ -1,0 +1,41 @@
+"""The studies that `metselect reproduce` runs.
+
+To add one, add an entry to the list below, with a class of its own if no present one fits: the
+command line, the runs and the results page iterate over the list.
+"""
+
+from .. import paper
+from .accuracy import Accuracy, GCNAccuracy
+from .curves import Attack, Depth, FreshAttack
+from .epoch_time import EpochTime
+from .study import StoredResults, Study
+
+__all__ = ["STUDIES", "StoredResults", "Study"]
+
+_STUDIES = [
+    Accuracy("accuracy", "Table 2: accuracy"),
+    EpochTime("time", "Table 3: time of a training epoch", "variations"),
+    GCNAccuracy(
+        "self-loops",
+        "Table 4: GCN with self-loops",
+        "variations",
+        selectors=("final", "metselect", "metselect-paper"),
+        self_loop=True,
+        printed=paper.SELF_LOOPS,
+        printed_delta=paper.SELF_LOOPS_DELTA_MAX,
+    ),
+    GCNAccuracy(
+        "aggregation",
+        "Table 5: layer aggregation (GCN)",
+        part_of_quick=False,
+        selectors=tuple(paper.AGGREGATION),
+        printed=paper.AGGREGATION,
+        printed_delta=paper.AGGREGATION_DELTA_MAX,
+        gain_of="jknet-metselect",
+        note="Layers 0, 1 and 2 of JKNet-MetSelect are JKNet-LSTM, -Cat and -Max.",
+    ),
+    Depth("depth", "Accuracy against depth", "variations"),
+    Attack("attack", "Mettack, public poisoned graphs"),
+    FreshAttack("fresh-attack", "Mettack, graphs poisoned here", "variations", part_of_quick=False),
+]
+STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}

@@ -1,0 +1,112 @@
+"""The interface of a study: a table or figure of the paper that `metselect reproduce` repeats."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from ...config import Config
+from ..experiment import Experiment
+from ..reproduce_settings import ReproduceSettings
+from ..result_rows import Rows, add_rows
+
+if TYPE_CHECKING:  # they import DGL, and the command line lists the studies without it
+    from ..run_configs import Execution
+    from ..tuning import Outcome
+
+_RUN = ("dataset", "backbone", "selector", "split", "seed")
+_FIGURES = "epochs best_epoch diverged seconds code fixed oracle lucky_oracle layer_share".split()
+
+
+@dataclass(frozen=True)
+class StoredResults:
+    """The stored rows of all studies, by name, and their folder as a path and as a link."""
+
+    rows: dict[str, Rows]
+    folder: Path
+    link: Path
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of the paper.
+
+    Rows whose models have the names of Table 2 but other settings are stored in a `subfolder`.
+    `part_of_quick`: whether `reproduce --quick` runs the study by default.
+    """
+
+    name: str
+    title: str
+    subfolder: str = ""
+    part_of_quick: bool = True
+
+    dataset_prefix: ClassVar[str] = ""  # of the names under which its datasets are loaded
+
+    def quick(self) -> "Study":
+        """Return the study as `reproduce --quick` runs it."""
+        return self
+
+    def datasets(self, settings: ReproduceSettings) -> Sequence[str]:
+        """Return the datasets of the paper that the study uses."""
+        return settings.datasets
+
+    def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
+        """Return the models to run."""
+        raise NotImplementedError
+
+    def findings(self, rows: Rows) -> list[str]:
+        """Return sentences that summarise the rows."""
+        return []
+
+    def section(self, results: StoredResults) -> list[str]:
+        """Return the paragraphs of the results page and draw its figures."""
+        raise NotImplementedError
+
+    def path(self, out: Path) -> Path:
+        """Return the file of the study's rows."""
+        return Path(out) / self.subfolder / f"{self.name}.jsonl"
+
+    def run(self, settings: ReproduceSettings, out: Path, execution: "Execution") -> None:
+        """Run what is missing and store the rows."""
+        from ..tuning import run_experiments
+
+        rows = []
+        log = out / "log" / "runs.jsonl"
+        for outcome in run_experiments(self.experiments(settings), log, execution):
+            for run in outcome.rows:
+                rows.append(self._row(outcome, run))
+        add_rows(rows, self.path(out))
+
+    def _row(self, outcome: "Outcome", run: dict) -> dict:
+        """Return the stored row of a run: its figures, and the settings that were searched or
+        differ from the defaults."""
+        settings = dict(outcome.settings)
+        defaults = asdict(Config())
+        for name, value in asdict(Config(**run["config"])).items():
+            if name not in _RUN and value != defaults[name]:
+                settings[name] = value
+        row = {
+            "study": self.name,
+            **{name: run[name] for name in _RUN},
+            "val_accuracy": run["val_accuracy"],
+            "test_accuracy": run["test_accuracy"],
+            "train_accuracy": run["train"]["accuracy"],
+            "macro_f1": run["test"]["macro_f1"],
+            "weighted_f1": run["test"]["weighted_f1"],
+            "settings": settings,
+        }
+        for name in _FIGURES:
+            if name in run:
+                row[name] = _rounded(run[name])
+        return row
+
+
+def _rounded(value):
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def gcn_datasets(settings: ReproduceSettings) -> Sequence[str]:
+    """Return the datasets of a study of GCN alone: none if GCN is not among the backbones."""
+    return settings.datasets if "gcn" in settings.backbones else ()
