@@ -1,4 +1,4 @@
-"""`metselect ...`: train, partition, compare, reproduce, explain, bench, demo and doctor."""
+"""`metselect ...`: train, partition, compare, reproduce, explain, demo and doctor."""
 
 import argparse
 import dataclasses
@@ -54,7 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(words)
     _add_reproduce(words)
     _add_explain(words)
-    _add_bench(words)
     word = _word(words, "demo", _demo, "train on the embedded dataset and show the choices")
     word.add_argument("--out", type=Path, default=Path("runs/demo"))
     word.add_argument("--seed", type=int, default=0)
@@ -279,30 +278,6 @@ def _newest_run() -> Path:
     if not checkpoints:
         raise ValueError("there is no run below runs/; train one first, or name it with --run")
     return checkpoints[-1].parent
-
-
-def _add_bench(words) -> None:
-    word = words.add_parser("bench", help="what runs of `pytest benchmarks` found")
-    report = _word(
-        word.add_subparsers(required=True, metavar="WORD"),
-        "report",
-        _bench_report,
-        "make a page with tables and pictures of runs",
-    )
-    text = "JSON of `pytest benchmarks --benchmark-json FILE`"
-    report.add_argument("runs", nargs="+", type=Path, metavar="FILE", help=text)
-    text = "of the same again (one, or several): says which ratios differ by more than 10 %%"
-    report.add_argument("--again", nargs="+", type=Path, default=[], metavar="FILE", help=text)
-    text = "JSON of `python -m benchmarks.guard FILE`"
-    report.add_argument("--guard", type=Path, metavar="FILE", help=text)
-    report.add_argument("--out", type=Path, default=Path("RESULTS.md"), metavar="PAGE.md")
-
-
-def _bench_report(args) -> None:
-    from .experiments.bench_report import report
-
-    print(report(args.runs, args.again, args.guard, args.out))
-    print(f"\n{args.out}")
 
 
 def _demo(args) -> None:

@@ -20,7 +20,7 @@ from metselect_dgl.experiments import demo as showing
 from metselect_dgl.experiments import explain as explaining
 from metselect_dgl.train.checkpoint import CheckpointError
 
-WORDS = ["train", "partition", "compare", "reproduce", "explain", "bench", "demo", "doctor"]
+WORDS = ["train", "partition", "compare", "reproduce", "explain", "demo", "doctor"]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
 
 
