@@ -43,8 +43,8 @@ sanitize: .venv/ready ## run the tests of the ops with address and undefined-beh
 	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
 	  $(BIN)/python -m pytest --capture=sys $$(for op in native "*ops" $$ops; do ls tests/test_$$op.py 2>/dev/null; done)
 
-kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write docs/kernels.md (minutes)
-	$(BIN)/python -m benchmarks.kernel_report --out docs/kernels.md
+kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write docs/appendix/kernels.md (minutes)
+	$(BIN)/python -m benchmarks.kernel_report --out docs/appendix/kernels.md
 
 cuda-build-check: ## compile the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py
@@ -52,12 +52,12 @@ cuda-build-check: ## compile the CUDA ops against torch's CUDA build and list th
 BENCH := $(BIN)/python -m pytest benchmarks --benchmark-only
 RESULTS := benchmarks/results
 
-bench: .venv/ready ## time epochs and ops against DGL, plain torch and others (ten minutes)
+bench: .venv/ready ## time epochs and ops and compare them with DGL, plain torch and others (ten minutes)
 	@mkdir -p build
 	$(BENCH) --benchmark-json build/bench.json
 
-# The results are moved at the end: files that change would be noted beside the commit.
-bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agrees: benchmarks/RESULTS.md (two hours)
+# The results are moved at the end: a changed file would mark the commit as modified.
+bench-full: .venv/ready ## time all sizes, and the quick set twice, and write benchmarks/RESULTS.md (two hours)
 	@mkdir -p build/bench $(RESULTS)
 	$(BENCH) --set full --benchmark-json build/bench/full.json
 	$(BENCH) --keep-memory -k epoch --benchmark-json build/bench/kept.json
@@ -67,7 +67,7 @@ bench-full: .venv/ready ## all sizes; and the quick set twice, to see if it agre
 	$(MAKE) bench-report
 
 bench-report: .venv/ready
-	$(BIN)/metselect bench report $(filter-out %/guard.json,$(sort $(wildcard $(RESULTS)/*.json))) \
+	$(BIN)/python -m benchmarks.report $(filter-out %/guard.json,$(sort $(wildcard $(RESULTS)/*.json))) \
 	  --again $(RESULTS)/quick-*.json --guard $(RESULTS)/guard.json --out benchmarks/RESULTS.md
 
 results: .venv/ready ## repeat the paper's tables and figures: docs/results.md (hours; resumes if interrupted)

@@ -1,7 +1,10 @@
-"""`pytest benchmarks`: times as ratios, of contestants that take turns and agree on the result.
+"""Benchmarks (`pytest benchmarks`) and what only they need; not part of the installed package.
 
-`test_*.py` are the races, `models.py` and `ops.py` who takes part in them, `providers.py` what
-else a user would pick, `race.py` and `timing.py` how they are run, `guard.py` the check against
-regressions, `results/` the JSON behind RESULTS.md. Beside them, `python -m benchmarks.roofline`
-predicts times on GPUs (with `costs.py`), `.tf32` counts what less precise products would change,
-`.kernel_report` compiles every GPU kernel."""
+- `test_*.py`: the comparisons. `models.py`, `head_ops.py`, `baselines.py`, `inputs.py`: the
+  implementations and their inputs. `comparison.py`, `interleaved_timing.py`: how they are timed.
+- `runs.py`, `report.py`: tables and the page RESULTS.md from the JSON in `results/`.
+- `guard.py`: the check against performance regressions. `compare_checkouts.py`, `step_probe.py`:
+  comparison of two checkouts.
+- `compile_ahead.py`, `kernel_report*.py`: GPU kernels compiled without a GPU.
+- `roofline.py`, `tf32.py`, `scaling.py`: the numbers of docs/appendix/ and docs/scaling.md.
+"""

@@ -1,10 +1,10 @@
-"""`pytest benchmarks`: options, the dataset, what is stamped into the JSON, and the tables."""
+"""`pytest benchmarks`: options, the dataset, metadata in the JSON, and the printed tables."""
 
 import os
 from contextlib import chdir
 from pathlib import Path
 
-os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL prints, and writes a file at home
+os.environ.setdefault("DGLBACKEND", "pytorch")  # without it DGL writes a file to the home folder
 
 import dgl
 import numpy
@@ -17,7 +17,8 @@ from pytest_benchmark.utils import get_commit_info
 import metselect_dgl
 from metselect_dgl import ops
 from metselect_dgl.data import SYNTHETIC, arxiv_on_disk, load_dataset
-from metselect_dgl.experiments.bench import Run, summary
+
+from .runs import Run, summary
 
 HERE = Path(__file__).parent
 DATASET = pytest.StashKey[dict]()
@@ -29,12 +30,14 @@ def pytest_addoption(parser) -> None:
     group.addoption(
         "--set", choices=SETS, default="quick", help="quick: minutes; full: an hour; all: hours"
     )
-    group.addoption("--data-dir", help="with ogb's folder ogbn_arxiv (default: $METSELECT_DATA)")
-    group.addoption("--dataset", help="default: ogbn-arxiv where it is on disk, else its twin")
-    group.addoption("--rounds", type=int, help="turns of every contestant (default: by the set)")
-    group.addoption("--threads", type=int, help="of torch (default: torch's own)")
+    group.addoption("--data-dir", help="folder that holds ogbn_arxiv (default: $METSELECT_DATA)")
+    group.addoption("--dataset", help="default: ogbn-arxiv if it is on disk, else its twin")
+    group.addoption("--rounds", type=int, help="rounds of every comparison (default: by the set)")
+    group.addoption("--threads", type=int, help="threads of torch (default: torch's own)")
     group.addoption(
-        "--keep-memory", action="store_true", help="all contestants keep freed memory, as the CLI"
+        "--keep-memory",
+        action="store_true",
+        help="reuse freed memory instead of returning it, in all implementations, as the CLI does",
     )
 
 
@@ -45,32 +48,38 @@ def pytest_configure(config) -> None:
         torch.set_num_threads(config.option.threads)
     if config.getoption("keep_memory", False) and not ops.keep_freed_memory():
         raise pytest.UsageError("--keep-memory needs the compiled extension, and glibc")
-    if config.getoption("data_dir", None):  # processes of their own run in the repository
+    if config.getoption("data_dir", None):  # new processes run in the repository
         config.option.data_dir = str(Path(config.option.data_dir).absolute())
 
 
-@pytest.hookimpl(trylast=True)  # pytest sorts them by all their parameters
+@pytest.hookimpl(trylast=True)  # after pytest sorted by parameters
 def pytest_collection_modifyitems(config, items) -> None:
-    """Leave out what the set does not have; back to the order in which races are listed."""
-    beyond = SETS[SETS.index(config.getoption("set", "quick")) + 1 :]
-    ours = [item for item in items if HERE in item.path.parents]
-    out = [item for item in ours if any(item.get_closest_marker(name) for name in beyond)]
-    if config.getoption("keep_memory", False):  # which is not for processes of their own
-        out += [item for item in ours if item.path.stem in ("test_memory", "test_startup")]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if item not in ours] + sorted(
-        (item for item in ours if item not in out),
-        key=lambda item: (item.location[:2], item.callspec.indices["provider"]),
-    )
-    for item in ours:
-        item.add_marker(pytest.mark.timeout(0))  # the first of a race waits for all
+    """Deselect the tests outside of the set, and restore the order of the source."""
+    larger_sets = SETS[SETS.index(config.getoption("set", "quick")) + 1 :]
+    left_out = ()
+    if config.getoption("keep_memory", False):  # which does not reach new processes
+        left_out = ("test_memory", "test_startup")
+    others, selected, deselected = [], [], []
+    for item in items:
+        in_larger_set = any(item.get_closest_marker(name) for name in larger_sets)
+        if HERE not in item.path.parents:
+            others.append(item)
+        elif in_larger_set or item.path.stem in left_out:
+            deselected.append(item)
+        else:
+            item.add_marker(pytest.mark.timeout(0))  # the first test of a comparison times all
+            selected.append(item)
+    config.hook.pytest_deselected(items=deselected)
+    selected.sort(key=lambda item: (item.location[:2], item.callspec.indices["provider"]))
+    items[:] = others + selected
 
 
 @pytest.fixture(scope="session")
 def dataset(pytestconfig):
-    """ogbn-arxiv, its twin, or what was asked for."""
-    folder, asked = (pytestconfig.getoption(name, None) for name in ("data_dir", "dataset"))
-    name = asked or ("ogbn-arxiv" if arxiv_on_disk(folder) else "arxiv-twin")
+    """Load the dataset of --dataset, by default ogbn-arxiv or, if it is not on disk, its twin."""
+    folder = pytestconfig.getoption("data_dir", None)
+    default = "ogbn-arxiv" if arxiv_on_disk(folder) else "arxiv-twin"
+    name = pytestconfig.getoption("dataset", None) or default
     data = load_dataset(name, folder)
     pytestconfig.stash[DATASET] = {
         "name": name,
@@ -82,7 +91,7 @@ def dataset(pytestconfig):
 
 
 def pytest_benchmark_update_machine_info(config, machine_info) -> None:
-    """What a ratio depends on; not the name of the computer."""
+    """Add versions, threads and backends; remove the name of the computer."""
     machine_info.pop("node", None)
     cpu = machine_info["cpu"]
     machine_info["cpu"] = {key: cpu[key] for key in ("brand_raw", "arch", "count") if key in cpu}
@@ -94,13 +103,13 @@ def pytest_benchmark_update_machine_info(config, machine_info) -> None:
 
 
 def pytest_benchmark_update_commit_info(config, commit_info) -> None:
-    """That of this repository, wherever pytest was started."""
+    """Use the commit of this repository, wherever pytest was started."""
     with chdir(HERE):
         commit_info |= get_commit_info()
 
 
 def pytest_benchmark_update_json(config, benchmarks, output_json) -> None:
-    """The dataset, and the set; without the options that every entry repeats."""
+    """Add the dataset and the set; remove the options, which every entry repeats."""
     output_json["dataset"] = config.stash.get(DATASET, None)
     output_json["set"] = config.getoption("set", "quick")
     for entry in output_json["benchmarks"]:
@@ -112,7 +121,7 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     session = config._benchmarksession
     entries = [bench.as_dict() for bench in session.benchmarks if bench]
     if entries and "provider" in entries[0]["extra_info"]:
-        known = config.stash.get(DATASET, None)
-        run = Run(entries, session.get_machine_info(), known, config.getoption("set", "quick"))
+        data = config.stash.get(DATASET, None)
+        run = Run(entries, session.get_machine_info(), data, config.getoption("set", "quick"))
         terminalreporter.write_line("")
         terminalreporter.write(summary(run) + "\n")

@@ -1,5 +1,5 @@
 """`python -m benchmarks.first_epoch PROVIDER DATASET [DATA_DIR]` prints the seconds of the first
-epoch of a GCN in this process, what libraries load on first use included."""
+epoch of a GCN in a new process, including what libraries load on first use."""
 
 import sys
 import time

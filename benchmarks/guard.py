@@ -1,9 +1,9 @@
-"""The guard against regressions: how long our ops take as a multiple of their bare products, and an
-epoch of MetSelect as a multiple of a plain DGL loop's, at sizes that take seconds, with bounds that
-noise does not reach but an op that does its work twice does.
+"""The guard against performance regressions: time of every op relative to its bare matrix products,
+and of a MetSelect epoch relative to a plain DGL loop, at sizes that take seconds. The bounds are
+above all measured noise and below the time of an op that does its work twice.
 
-`python -m benchmarks.guard FILE.json` measures it ten times, alone and beside a process that keeps
-a core busy; the tests (tests/test_speed.py) measure it once."""
+`python -m benchmarks.guard FILE.json` measures ten times, alone and beside a process that keeps a
+core busy; the tests (tests/test_speed.py) measure once."""
 
 import argparse
 import json
@@ -21,13 +21,13 @@ from tqdm import tqdm
 
 from metselect_dgl.data import NodeDataset, contextual_sbm
 
+from .head_ops import LIMIT, OPS
 from .inputs import Inputs, Rows
+from .interleaved_timing import paired_ratio, time_interleaved
 from .models import PROVIDERS, Epochs, Size
-from .ops import LIMIT, OPS
-from .timing import paired_ratio, take_turns
 
-# In one thread: between the largest that was measured and the smallest of an op that does its work
-# twice (results/guard.json).
+# One thread. Between the largest measured ratio and the smallest of an op that does its work twice
+# (results/guard.json).
 BOUNDS = {
     "moments": 2.6,
     "class_distances": 2.75,
@@ -45,12 +45,12 @@ ROWS = Rows(n=8192)
 
 @cache
 def inputs() -> tuple[Inputs, NodeDataset]:
-    """Rows for the ops, and a graph for the epochs."""
+    """Return rows for the ops and a graph for the epochs."""
     return Inputs(ROWS), contextual_sbm(ROWS.n, n_feats=ROWS.D, degree=14)
 
 
-def contestants(what: str) -> tuple[Callable, Callable]:
-    """Ours, and what it is measured against."""
+def pair(what: str) -> tuple[Callable, Callable]:
+    """Return the implementation of this package and its denominator."""
     x, data = inputs()
     if what in OPS:
         runs = OPS[what](x)
@@ -60,20 +60,20 @@ def contestants(what: str) -> tuple[Callable, Callable]:
 
 
 def measure(what: str, rounds: int = 15) -> dict[str, float]:
-    """Medians of the paired ratios: of ours, and of ours done twice, which stands for a
+    """Return the medians of the paired ratios, and of the work done twice, which stands for a
     regression."""
-    native, limit = contestants(what)
+    native, limit = pair(what)
     runs = {"native": native, "twice": lambda: (native(), native()), "limit": limit}
-    turns = take_turns(runs, rounds, seconds=10)
+    times = time_interleaved(runs, rounds, seconds=10)
     return {
-        name: paired_ratio(turns[name], turns["limit"])["median"] for name in ("native", "twice")
+        name: paired_ratio(times[name], times["limit"])["median"] for name in ("native", "twice")
     }
 
 
 @contextmanager
-def neighbour(busy: bool) -> Iterator[None]:
-    """Another process that computes without end."""
-    if not busy:
+def background_load(enabled: bool) -> Iterator[None]:
+    """Keep one core busy with another process, if enabled."""
+    if not enabled:
         yield
         return
     process = multiprocessing.get_context("spawn").Process(target=_compute, daemon=True)
@@ -102,16 +102,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
-    for busy in (False, True):
-        with neighbour(busy):
-            found["beside a busy process" if busy else "alone"] = [
-                {what: measure(what) for what in BOUNDS}
-                for _ in tqdm(range(args.runs), disable=None)
-            ]
+    runs = {"alone": [], "beside a busy process": []}
+    for condition, results in runs.items():
+        with background_load(condition != "alone"):
+            for _ in tqdm(range(args.runs), disable=None):
+                results.append({what: measure(what) for what in BOUNDS})
     commit = {"id": get_commit_info()["id"], "torch": torch.__version__, "cpu": _cpu()}
-    said = {"commit_info": commit, "rows": vars(ROWS), "bounds": BOUNDS, "runs": found}
-    args.file.write_text(json.dumps(said, indent=1) + "\n")
+    report = {"commit_info": commit, "rows": vars(ROWS), "bounds": BOUNDS, "runs": runs}
+    args.file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Registers, shared memory and spills of every GPU kernel, compiled ahead of time without a GPU.
 
-Every Triton kernel in every config that the tuning may take, and every CUDA kernel where nvcc is
-found. A kernel is the same code for all widths that are multiples of 4 floats, if rows are aligned
-to 16 bytes, which are then read at a time; and another for widths such as 37. On gfx942 spills are
-those of vector registers; tf32x3 is for NVIDIA's alone.
+Every Triton kernel in every config that the tuning may choose, and every CUDA kernel if nvcc is
+found. All widths that are multiples of 4 floats, with rows aligned to 16 bytes, share one version
+of a kernel, which reads 16 bytes at a time; other widths such as 37 share another. On gfx942 spills
+are those of vector registers; tf32x3 exists on NVIDIA GPUs only.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Job = tuple[str, int, int, str, str, str]  # name, config, width, dtype, precisi
 def calls(
     width: int, dtype: str = "float32", n: int = 64, n_layers: int = 2, n_classes: int = 40
 ) -> dict[str, Callable]:
-    """Calls of the ops that launch each kernel, in training and in inference."""
+    """Return calls of the ops that launch each kernel, in training and in inference."""
     from metselect_dgl import kernels
 
     case = make_case(n, n_layers * (width,), n_classes, picked=n, dtype=torch.float32)
@@ -79,14 +79,14 @@ def jobs(
     dtypes: Sequence[str] = ("float32",),
     precisions: Sequence[str] = ("ieee",),
 ) -> Iterator[Job]:
-    """What there is to compile; what differs in nothing that is compiled, once."""
-    from metselect_dgl.kernels import ahead
+    """Yield the jobs, without repeating those that compile the same code."""
+    from .compile_ahead import recorded_launches
 
     for dtype in dtypes:
         seen = set()
         for width in widths:
             for name, call in calls(width, dtype).items():
-                for at, launch in enumerate(ahead.caught(call)):
+                for at, launch in enumerate(recorded_launches(call)):
                     kind = name, launch.config, str(launch.constants)
                     if kind in seen:
                         continue
@@ -98,29 +98,29 @@ def jobs(
 
 
 def compiled(job: Job) -> dict:
-    """The row of a job."""
+    """Compile a job and return its row of the table."""
     name, at, width, dtype, precision, target = job
     os.environ["METSELECT_PRECISION"] = precision
-    from metselect_dgl.kernels import ahead
+    from .compile_ahead import recorded_launches, resources
 
-    launch = ahead.caught(calls(width, dtype)[name])[at]
+    launch = recorded_launches(calls(width, dtype)[name])[at]
     c = launch.config
     reads = f"{launch.constants.get('VECTOR', 1)} x {dtype}"
     config = f"{c.BN} x {c.BC} x {c.BK}, {c.num_warps} warps, {reads}, {precision}"
     stage = launch.kernel.__name__.removesuffix("_kernel").rpartition("_")[2]
     kernel = f"{name} ({stage})" if stage == "pull" else name
-    return {"kernel": kernel, "config": config, "target": target, **ahead.resources(launch, target)}
+    return {"kernel": kernel, "config": config, "target": target, **resources(launch, target)}
 
 
 def rows(every: Sequence[Job], workers: int = 2) -> list[dict]:
-    """Of all jobs, in processes of their own: compiling is slow, and interpreted Triton cannot."""
+    """Compile all jobs in new processes: it is slow, and not possible in Triton's interpreter."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         done = pool.map(compiled, every)
         return list(tqdm(done, total=len(every), unit="kernel", disable=not sys.stderr.isatty()))
 
 
 def table(found: list[dict]) -> str:
-    """As Markdown."""
+    """Return the rows as a table in Markdown."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + len(COLUMNS) * "---|"]
     lines += ["| " + " | ".join(str(row[name]) for name in COLUMNS) + " |" for row in found]
     return "\n".join(lines)
@@ -128,7 +128,7 @@ def table(found: list[dict]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the table there")
+    parser.add_argument("--out", type=Path, help="file to write the table to")
     args = parser.parse_args()
     nvidia = [target for target in TARGETS if target.startswith("sm")]
     narrow_and_wide = jobs([64], nvidia, ["bfloat16", "float64"])
@@ -142,7 +142,7 @@ def main() -> None:
         args.out.write_text(f"# Resources of the GPU kernels\n\n{__doc__}\n{text}\n")
     spilling = [row for row in found if row["stack"] or row["spills"]]
     if spilling:
-        raise SystemExit(f"{len(spilling)} of them spill:\n{table(spilling)}")
+        raise SystemExit(f"{len(spilling)} kernels spill:\n{table(spilling)}")
 
 
 if __name__ == "__main__":

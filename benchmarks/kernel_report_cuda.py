@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernels: registers, shared memory, stack, spills; no GPU needed."""
+"""Resources of the CUDA kernels (registers, shared memory, stack, spills), compiled by nvcc."""
 
 import re
 import shutil
@@ -22,18 +22,18 @@ def nvcc() -> str | None:
 
 
 def rows() -> list[dict]:
-    """One for each kernel and target; none where there is no nvcc. `shared` and `stack` are bytes
-    of a block and of a thread, `spills` bytes stored and loaded."""
+    """Return a row for each kernel and target; none without nvcc. `shared` and `stack` are bytes
+    per block and per thread, `spills` the bytes stored and loaded."""
     if nvcc() is None:
         return []
     found = []
     for source in sorted(SOURCES.glob("*.cu")):
-        found += [_row(match) for match in KERNEL.finditer(_said(source))]
+        found += [_row(match) for match in KERNEL.finditer(_ptxas_report(source))]
     return sorted(found, key=lambda row: (row["kernel"], row["target"], row["config"]))
 
 
-def _said(source: Path) -> str:
-    """The report of ptxas, with readable names."""
+def _ptxas_report(source: Path) -> str:
+    """Compile a source and return the report of ptxas with demangled names."""
     targets = [f"-gencode=arch=compute_{name[3:]},code={name}" for name in TARGETS]
     with tempfile.TemporaryDirectory() as folder:
         options = ["-std=c++17", "-O3", "-Xptxas=-v", "-c", str(source), "-o", f"{folder}/out.o"]

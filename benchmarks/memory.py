@@ -1,8 +1,8 @@
-"""`python -m benchmarks.memory WHAT PROVIDER ...` prints, as JSON, the peak memory beyond what was
-there before, as the system saw it, in this process of its own.
+"""`python -m benchmarks.memory WHAT PROVIDER ...` prints, as JSON, the growth of the peak resident
+memory of this process.
 
-`head PROVIDER N...`: of moments, whitening and selection at N rows of 3 layers. `epoch PROVIDER
-DATASET [DATA_DIR]`: of a GCN and its first three epochs, beyond the dataset.
+`head PROVIDER N...`: moments, whitening and selection at N rows of 3 layers. `epoch PROVIDER
+DATASET [DATA_DIR]`: a GCN and its first three epochs, beyond the dataset.
 """
 
 import ctypes
@@ -14,19 +14,22 @@ from pathlib import Path
 
 from metselect_dgl.data import load_dataset
 
+from .head_ops import head
 from .inputs import Inputs, Rows
 from .models import PROVIDERS, Epochs, Size
-from .ops import head
 
 
 def status(field: str) -> int:
-    """VmRSS, the bytes in use, or VmHWM, their peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+    """Return VmRSS (bytes in use) or VmHWM (their peak)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return 1024 * int(line.split()[1])
+    raise LookupError(f"/proc/self/status has no {field}")
 
 
 def peak(run: Callable) -> dict[str, float]:
-    """Bytes beyond those in use before, after freed memory was returned and the peak forgotten."""
+    """Return seconds and peak bytes beyond those in use before the call; freed memory is returned
+    to the operating system and the peak counter reset first."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before, start = status("VmRSS"), time.perf_counter()
@@ -34,13 +37,15 @@ def peak(run: Callable) -> dict[str, float]:
     return {"seconds": time.perf_counter() - start, "bytes": status("VmHWM") - before}
 
 
-def of_head(name: str, sizes: list[int]) -> dict[str, dict]:
-    head(Inputs(Rows(n=5000)))[name]()  # what libraries allocate once
-    return {str(n): peak(head(Inputs(Rows(n=n)))[name]) for n in sizes}
+def head_peaks(name: str, sizes: list[str]) -> dict[str, dict]:
+    """Return the peaks of the head by number of rows."""
+    head(Inputs(Rows(n=5000)))[name]()  # libraries allocate on first use
+    return {size: peak(head(Inputs(Rows(n=int(size))))[name]) for size in sizes}
 
 
-def of_epoch(name: str, where: list[str]) -> dict[str, dict]:
-    data = load_dataset(*where)
+def epoch_peak(name: str, dataset: list[str]) -> dict[str, dict]:
+    """Return the peak of three epochs by number of nodes; `dataset` is a name and a folder."""
+    data = load_dataset(*dataset)
     data.split(0)
 
     def epochs() -> None:
@@ -53,5 +58,4 @@ def of_epoch(name: str, where: list[str]) -> dict[str, dict]:
 
 if __name__ == "__main__":
     what, name, *rest = sys.argv[1:]
-    found = of_head(name, [int(n) for n in rest]) if what == "head" else of_epoch(name, rest)
-    print(json.dumps(found))
+    print(json.dumps(head_peaks(name, rest) if what == "head" else epoch_peak(name, rest)))

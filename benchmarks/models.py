@@ -1,9 +1,11 @@
-"""Whole models: what takes part in epochs, inference, start-up and memory, and its definition."""
+"""The models that are timed (epochs, inference, start-up, memory), and their definition by the
+reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import dgl
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from metselect_dgl import nn, reference
 from metselect_dgl.data import NodeDataset
-from metselect_dgl.experiments.bench import same_setting
 
-from .providers import ClassesLastGNN, PlainGNN
+from .baselines import ClassesLastGNN, PlainGNN
+from .runs import same_setting
 
 BACKBONES = {"gcn": nn.GCN, "gat": nn.GAT, "gin": nn.GIN}
 
 
 class ByReference(TorchDispatchMode):
-    """Inside, every op of ours is computed as metselect_dgl/reference.py defines it."""
+    """Compute every metselect op inside the context by metselect_dgl/reference.py."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "metselect":
@@ -29,7 +31,7 @@ class ByReference(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Size:
-    """Of the model: which convolutions, how many, how wide."""
+    """Size of a model: type and number of convolutions, hidden width."""
 
     backbone: str = "gcn"
     depth: int = 2
@@ -38,7 +40,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Provider:
-    """`kind` is a class of metselect_dgl.nn or a plain one of providers.py."""
+    """How to build a model: `kind` is a class of metselect_dgl.nn or of baselines.py."""
 
     kind: str
     paper: bool = False  # the paper's setting of MetSelect
@@ -50,7 +52,7 @@ class Provider:
         return self.kind in ("PlainGNN", "ClassesLastGNN")
 
     def model(self, size: Size, data: NodeDataset):
-        """Of the same weights for every provider that has the same."""
+        """Build the model; providers with the same parameters get the same initial weights."""
         torch.manual_seed(0)
         widths = (size.depth + 1) * [size.hidden]
         if self.kind == "ClassesLastGNN":
@@ -72,7 +74,8 @@ class Provider:
         return (build.paper if self.paper else build)(backbone, data.n_classes)
 
     def reference(self) -> "Provider":
-        """Defines what this one computes: DGL's convolutions, to be run inside ByReference."""
+        """Return the provider that defines the result, on DGL's convolutions; run it inside
+        ByReference."""
         kind = "FinalSelect" if self.kind == "PlainGNN" else self.kind
         return replace(self, kind=kind, engine="dgl", propagate_once=False)
 
@@ -95,40 +98,48 @@ PROVIDERS = {
 }
 
 
-def against(name: str) -> tuple[str, ...]:
-    """A plain DGL loop, our FinalSelect, and FinalSelect of the same setting."""
-    every = dict.fromkeys(["plain-DGL", "FinalSelect", same_setting(name)])
-    return tuple(other for other in every if other not in (name, ""))
+def denominators(name: str) -> tuple[str, ...]:
+    """Return the providers that `name` is compared with: a plain DGL loop, FinalSelect, and
+    FinalSelect in the same setting."""
+    candidates = dict.fromkeys(["plain-DGL", "FinalSelect", same_setting(name)])
+    return tuple(other for other in candidates if other not in (name, ""))
 
 
-def absent(name: str, size: Size, data: NodeDataset) -> str:
-    """Why a provider cannot take part, if it cannot."""
+def why_unavailable(name: str, size: Size, data: NodeDataset) -> str:
+    """Return why a provider cannot run at this size, or an empty string."""
     if PROVIDERS[name].propagate_once and size.backbone == "gat":
-        return "propagate_once is not for GAT, whose aggregation has weights"
+        return "propagate_once does not apply to GAT, whose aggregation has learned weights"
     if name == "plain-DGL-classes-last" and size.backbone == "gat":
         heads = nn.GAT(1, 4).heads
-        return f"{data.n_classes} classes are not for {heads} heads" * (data.n_classes % heads > 0)
+        if data.n_classes % heads:
+            return f"{data.n_classes} classes are not divisible by {heads} heads"
     if name.startswith("AttnSelect") and (size.depth, size.hidden) != (2, 64):
-        return "AttnSelect runs at depth 2, hidden 64 alone: its LSTM has the width of all layers"
+        return "AttnSelect runs at depth 2, hidden 64 only: its LSTM is as wide as all layers"
     return ""
 
 
+def with_self_loops(graph: dgl.DGLGraph) -> dgl.DGLGraph:
+    """Return the graph with exactly one self-loop per node."""
+    return dgl.add_self_loop(dgl.remove_self_loop(graph))
+
+
 class Epochs:
-    """Calling it does one epoch: forward pass on the training nodes, backward pass, Adam."""
+    """A model in training: a call runs one epoch, that is forward pass on the training nodes,
+    backward pass and a step of Adam."""
 
     def __init__(self, provider: Provider, size: Size, data: NodeDataset) -> None:
         self.provider, self.size, self.data = provider, size, data
         self.model = provider.model(size, data)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
         self.train = data.split(0).train
-        self.graph = nn.backbone._add_self_loop(data.graph) if provider.plain else data.graph
+        self.graph = with_self_loops(data.graph) if provider.plain else data.graph
 
     def loss(self) -> Tensor:
         data = self.data
         if self.provider.plain:
             logits = self.model(self.graph, data.feat)
             return F.cross_entropy(logits[self.train], data.labels[self.train])
-        return self.model(self.graph, data.feat, data.labels, self.train).loss
+        return self.model(self.graph, data.feat, labels=data.labels, index=self.train).loss
 
     def __call__(self) -> None:
         loss = self.loss()
@@ -137,15 +148,16 @@ class Epochs:
         self.optimizer.step()
 
     def check(self) -> None:
-        """Loss and gradients of the first step are those of the reference."""
+        """Raise AssertionError unless loss and gradients of the first step match the reference."""
         if self.provider.kind == "ClassesLastGNN":
-            return  # nothing of ours is in it
+            return  # DGL alone
         expected = _expected(self.provider.reference(), self.size, self.data)
-        found = _slope(self)
+        found = _loss_and_gradients(self)
         close(found.pop(""), expected[""], "loss", 1e-4)
         if self.provider.kind == "PlainGNN":
             found = {_in_final(name): gradient for name, gradient in found.items()}
-        missing = {name for name, each in expected.items() if each.any()} - {"", *found}
+        nonzero = {name for name, gradient in expected.items() if gradient.any()}
+        missing = nonzero - {"", *found}
         assert not missing, f"no gradient to {', '.join(sorted(missing))}"
         rounding = 1e-6 * max(gradient.norm().item() for gradient in found.values())
         for name, gradient in found.items():
@@ -153,40 +165,41 @@ class Epochs:
 
 
 def _in_final(name: str) -> str:
-    """What FinalSelect calls a parameter of PlainGNN."""
+    """Return the name in FinalSelect of a parameter of PlainGNN."""
     return f"head.{name}" if name.startswith("decoder") else f"backbone.{name}"
 
 
 @lru_cache(maxsize=4)
 def _expected(provider: Provider, size: Size, data: NodeDataset) -> dict[str, Tensor]:
     with ByReference():
-        return _slope(Epochs(provider, size, data))
+        return _loss_and_gradients(Epochs(provider, size, data))
 
 
-def _slope(epochs: Epochs) -> dict[str, Tensor]:
-    """The loss (under "") and its gradients, by parameter."""
+def _loss_and_gradients(epochs: Epochs) -> dict[str, Tensor]:
+    """Return the loss (under "") and its gradients by parameter name."""
     loss = epochs.loss()
     loss.backward()
-    named = {
-        name: each.grad for name, each in epochs.model.named_parameters() if each.grad is not None
-    }
+    result = {"": loss.detach()}
+    for name, parameter in epochs.model.named_parameters():
+        if parameter.grad is not None:
+            result[name] = parameter.grad
     epochs.model.zero_grad()
-    return {"": loss.detach()} | named
+    return result
 
 
 def close(
     found: Tensor, expected: Tensor, what: str, tolerance: float, rounding: float = 0.0
 ) -> None:
-    """The difference is small against what is expected, as a whole."""
+    """Raise AssertionError unless the norm of the difference is small relative to `expected`."""
     error, size = (found.double() - expected.double()).norm(), expected.double().norm()
     if not error <= tolerance * size + rounding:
         raise AssertionError(f"{what} is off by {error:.3g} of {size:.3g}")
 
 
 def classifier(provider: Provider, size: Size, data: NodeDataset) -> Callable[[], Tensor]:
-    """A function that gives the logits of all nodes, of a model with moments."""
+    """Return a function that computes the logits of all nodes with a calibrated model."""
     model = provider.model(size, data)
-    graph = nn.backbone._add_self_loop(data.graph) if provider.plain else data.graph
+    graph = with_self_loops(data.graph) if provider.plain else data.graph
     split = data.split(0)
     if not provider.plain:
         model.calibrate(graph, data.feat, data.labels, split.train, split.val)
@@ -194,7 +207,8 @@ def classifier(provider: Provider, size: Size, data: NodeDataset) -> Callable[[]
 
     @torch.no_grad()
     def classify() -> Tensor:
-        said = model(graph, data.feat)
-        return said if provider.plain else said.logits
+        if provider.plain:
+            return model(graph, data.feat)
+        return model(graph, data.feat).logits
 
     return classify

@@ -2,21 +2,24 @@
 
 import pytest
 
-from .models import BACKBONES, PROVIDERS, Epochs, Size, absent, against
-from .race import Contestant, Race
+from .comparison import Comparison, Implementation
+from .models import BACKBONES, PROVIDERS, Epochs, Size, denominators, why_unavailable
 
-EVERYWHERE = "plain-DGL FinalSelect NDLSelect MetSelect-paper MetSelect".split()
-EVERYWHERE += ["FinalSelect-once", "MetSelect-once"]
+FULL_SET = "plain-DGL FinalSelect NDLSelect MetSelect-paper MetSelect".split()
+FULL_SET += ["FinalSelect-once", "MetSelect-once"]
 
 
 def mark(size: Size, name: str) -> list:
-    """Quick: depth 2, hidden 64, and AttnSelect, which takes ten times as long as the others, only
-    once. Full: depth or hidden varies, for the most important. All: both, and for all."""
+    """Return the markers of a test.
+
+    Quick: depth 2, hidden 64, with AttnSelect, which takes ten times as long as the others, on GCN
+    only. Full: depth or hidden varies, for FULL_SET. All: both vary, for all providers.
+    """
     if size == Size(size.backbone):
         slow = name == "AttnSelect" and size.backbone != "gcn"
         return [pytest.mark.all] * (name == "AttnSelect-once") + [pytest.mark.full] * slow
     varied = (size.depth > 2) + (size.hidden > 64)
-    return [pytest.mark.full if varied == 1 and name in EVERYWHERE else pytest.mark.all]
+    return [pytest.mark.full if varied == 1 and name in FULL_SET else pytest.mark.all]
 
 
 ENTRIES = [
@@ -32,17 +35,20 @@ ENTRIES = [
 
 
 @pytest.fixture(scope="module")
-def race(request, dataset):
+def comparison(request, dataset):
     size = request.param
     listed = {}
     for name, provider in PROVIDERS.items():
-        listed[name] = absent(name, size, dataset)
+        listed[name] = why_unavailable(name, size, dataset)
         if not listed[name]:
             epochs = Epochs(provider, size, dataset)
-            listed[name] = Contestant(epochs, against(name), epochs.check)
-    return Race.of(request, "epoch", vars(size) | {"dataset": dataset.name}, listed)
+            listed[name] = Implementation(epochs, denominators(name), epochs.check)
+    parameters = vars(size) | {"dataset": dataset.name}
+    return Comparison.from_request(request, "epoch", parameters, listed)
 
 
-@pytest.mark.parametrize(("race", "provider"), ENTRIES, indirect=["race"], scope="module")
-def test_epoch(race, provider, benchmark):
-    race.report(provider, benchmark)
+@pytest.mark.parametrize(
+    ("comparison", "provider"), ENTRIES, indirect=["comparison"], scope="module"
+)
+def test_epoch(comparison, provider, benchmark):
+    comparison.report(provider, benchmark)

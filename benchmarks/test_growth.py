@@ -1,5 +1,5 @@
-"""How the time of the head (moments, whitening, selection) grows with its sizes: all sizes of one
-axis take turns, so that the exponent is fitted within every round."""
+"""Growth of the time of the head (moments, whitening, selection) with its sizes. All sizes of one
+axis are timed in interleaved rounds, so that the exponent is fitted within every round."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,9 +8,9 @@ import pytest
 
 from metselect_dgl.ops import NATIVE
 
+from .comparison import Comparison, selected_providers
+from .head_ops import implementations
 from .inputs import Inputs, Rows
-from .ops import contestants
-from .race import Race, picked
 
 BASE = Rows(n=10_000)
 QUICK = {
@@ -25,36 +25,39 @@ FULL = {
     "D": (16, 32, 64, 128, 256),
     "L": (2, 8, 32, 128),
 }
-GROWING = ("native", "careful-torch", "paper-formula")
+PROVIDERS = ("native", "careful-torch", "paper-formula")
 
 
 def entries() -> list:
-    """(axis, size, provider), those of one axis together."""
+    """Return the parameters (axis, provider@size), those of one axis together."""
     listed = []
     for axis, sizes in FULL.items():
-        for name in GROWING:
+        for name in PROVIDERS:
             for size in sizes:
-                marks = () if size in QUICK[axis] and name != GROWING[2] else pytest.mark.full
+                marks = () if size in QUICK[axis] and name != PROVIDERS[2] else pytest.mark.full
                 label = f"{name}@{size}"
                 listed.append(pytest.param(axis, label, id=f"{axis}-{label}", marks=marks))
     return listed
 
 
 @pytest.fixture(scope="module")
-def race(request):
+def comparison(request):
     axis = request.param
     inputs, listed = cache(lambda size: Inputs(replace(BASE, **{axis: size}))), {}
-    for label in picked(request):
+    for label in selected_providers(request):
         name, _, size = label.partition("@")
         if name == "native" and not NATIVE:
             listed[label] = "the extension is not built"
             continue
-        each = contestants("head", inputs(int(size)))[name]
-        each.against, each.facts = (), {"of": name, "size": int(size)}
-        listed[label] = each
-    return Race.of(request, "growth", {"axis": axis} | vars(BASE), listed, share=0.3)
+        head = implementations("head", inputs(int(size)))[name]
+        head.against, head.extra = (), {"of": name, "size": int(size)}
+        listed[label] = head
+    parameters = {"axis": axis} | vars(BASE)
+    return Comparison.from_request(request, "growth", parameters, listed, time_share=0.3)
 
 
-@pytest.mark.parametrize(("race", "provider"), entries(), indirect=["race"], scope="module")
-def test_growth(race, provider, benchmark):
-    race.report(provider, benchmark)
+@pytest.mark.parametrize(
+    ("comparison", "provider"), entries(), indirect=["comparison"], scope="module"
+)
+def test_growth(comparison, provider, benchmark):
+    comparison.report(provider, benchmark)

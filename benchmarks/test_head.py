@@ -1,25 +1,25 @@
-"""Time of the head's ops, each against its definition and against its bare products."""
+"""Time of the head's ops, relative to their reference and to their bare matrix products."""
 
 import pytest
 
 from metselect_dgl.ops import NATIVE
 
+from .comparison import Comparison
+from .head_ops import PROVIDERS, implementations
 from .inputs import Inputs, Rows
-from .ops import PROVIDERS, contestants
-from .race import Race
 
 WIDTHS = (64, 128, 256)
 
 
 def mark(width: int, provider: str) -> list:
-    """scipy takes 15 s at the least width, and minutes at the others."""
+    """Return the markers of a test; scipy takes 15 s at the smallest width, minutes at others."""
     if provider == "scipy.cdist":
         return [pytest.mark.full if width == 64 else pytest.mark.all]
     return [pytest.mark.full] if width > 64 else []
 
 
 def entries() -> list:
-    """((op, width), provider)"""
+    """Return the parameters ((op, width), provider)."""
     return [
         pytest.param(
             (op, width),
@@ -35,7 +35,7 @@ def entries() -> list:
 
 @pytest.fixture(scope="module")
 def inputs():
-    """By width; those of one width are kept."""
+    """Return a function that draws the inputs of a width and keeps the latest."""
     kept = {}
 
     def of(width: int) -> Inputs:
@@ -48,15 +48,17 @@ def inputs():
 
 
 @pytest.fixture(scope="module")
-def race(request, inputs):
+def comparison(request, inputs):
     op, width = request.param
     x = inputs(width)
-    listed = contestants(op, x)
+    listed = implementations(op, x)
     if not NATIVE:
         listed["native"] = "the extension is not built"
-    return Race.of(request, "head", {"op": op} | vars(x.rows), listed)
+    return Comparison.from_request(request, "head", {"op": op} | vars(x.rows), listed)
 
 
-@pytest.mark.parametrize(("race", "provider"), entries(), indirect=["race"], scope="module")
-def test_head(race, provider, benchmark):
-    race.report(provider, benchmark)
+@pytest.mark.parametrize(
+    ("comparison", "provider"), entries(), indirect=["comparison"], scope="module"
+)
+def test_head(comparison, provider, benchmark):
+    comparison.report(provider, benchmark)

@@ -1,4 +1,4 @@
-"""Peak memory of each provider in a process of its own, and how that of the head grows with N."""
+"""Peak memory of each provider in a new process, and its growth with the number of rows."""
 
 import json
 from pathlib import Path
@@ -7,24 +7,26 @@ import pytest
 
 from metselect_dgl.ops import NATIVE
 
+from .comparison import enter
 from .models import PROVIDERS
-from .race import enter
 from .test_startup import new_process
 
 HEADS = ("native", "careful-torch", "paper-formula", "sklearn-LDA")
 EPOCHS = [name for name in PROVIDERS if not name.startswith("AttnSelect")]
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak of a process"
+    not Path("/proc/self/clear_refs").exists(),
+    reason="the peak is read from /proc",
 )
 
 
-def report(benchmark, at: dict, provider: str, *arguments: str) -> None:
-    found = json.loads(new_process("-m", "benchmarks.memory", at["what"], provider, *arguments))
-    last = list(found.values())[-1]
-    peaks = {nodes: each["bytes"] for nodes, each in found.items()}
-    group = " ".join(["memory", *at.values()])
-    facts = {"kind": "memory", "provider": provider, "at": at, "peaks": peaks}
-    enter(benchmark, group, [last["seconds"]], **facts)
+def report(benchmark, parameters: dict, provider: str, *arguments: str) -> None:
+    command = ("-m", "benchmarks.memory", parameters["what"], provider, *arguments)
+    measured = json.loads(new_process(*command))
+    *_, last = measured.values()
+    peaks = {size: result["bytes"] for size, result in measured.items()}
+    group = " ".join(["memory", *parameters.values()])
+    extra = {"kind": "memory", "provider": provider, "at": parameters, "peaks": peaks}
+    enter(benchmark, group, [last["seconds"]], **extra)
 
 
 @pytest.mark.parametrize("provider", HEADS)

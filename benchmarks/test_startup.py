@@ -1,4 +1,4 @@
-"""What a new process costs: imports, and its first epoch, each in processes of its own."""
+"""Start-up time: imports and the first epoch, each in a new process."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .race import Contestant, Race
+from .comparison import Comparison, Implementation
 
 IMPORTS = {
     "torch": "import torch",
@@ -21,7 +21,7 @@ FIRST = ("plain-DGL", "MetSelect")
 
 
 def new_process(*arguments: str) -> str:
-    """What it prints, with as many threads as there are here."""
+    """Return the output of a Python process with as many threads as this one."""
     root, command = Path(__file__).parents[1], [sys.executable, *arguments]
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     done = subprocess.run(
@@ -32,42 +32,44 @@ def new_process(*arguments: str) -> str:
     return done.stdout
 
 
-def imports() -> dict[str, Contestant]:
-    others = {name: () if name == "torch-and-dgl" else ("torch-and-dgl",) for name in IMPORTS}
-    return {
-        name: Contestant(partial(new_process, "-c", code), others[name])
-        for name, code in IMPORTS.items()
-    }
+def imports() -> dict[str, Implementation]:
+    listed = {}
+    for name, code in IMPORTS.items():
+        against = () if name == "torch-and-dgl" else ("torch-and-dgl",)
+        listed[name] = Implementation(partial(new_process, "-c", code), against)
+    return listed
 
 
-def first_epochs(*where: str) -> dict[str, Contestant]:
+def first_epochs(*dataset: str) -> dict[str, Implementation]:
     def seconds(name: str) -> float:
-        return float(new_process("-m", "benchmarks.first_epoch", name, *where))
+        return float(new_process("-m", "benchmarks.first_epoch", name, *dataset))
 
-    others = {"plain-DGL": (), "MetSelect": ("plain-DGL",)}
-    return {
-        name: Contestant(partial(seconds, name), others[name], own_clock=True) for name in FIRST
-    }
+    listed = {}
+    for name in FIRST:
+        against = () if name == "plain-DGL" else ("plain-DGL",)
+        listed[name] = Implementation(partial(seconds, name), against, self_timed=True)
+    return listed
 
 
 @pytest.fixture(scope="module")
-def race(request, pytestconfig):
+def comparison(request, pytestconfig):
     what = request.param
     if what == "import":
-        return Race.of(request, "startup", {"what": what}, imports())
+        return Comparison.from_request(request, "startup", {"what": what}, imports())
     data = request.getfixturevalue("dataset")
     listed = first_epochs(data.name, *filter(None, [pytestconfig.getoption("data_dir")]))
-    return Race.of(request, "startup", {"what": what, "dataset": data.name}, listed, share=0.3)
+    parameters = {"what": what, "dataset": data.name}
+    return Comparison.from_request(request, "startup", parameters, listed, time_share=0.3)
 
 
 @pytest.mark.parametrize(
-    ("race", "provider"),
+    ("comparison", "provider"),
     [
         *(("import", name) for name in IMPORTS),
         *(pytest.param("first-epoch", name, marks=pytest.mark.full) for name in FIRST),
     ],
-    indirect=["race"],
+    indirect=["comparison"],
     scope="module",
 )
-def test_startup(race, provider, benchmark):
-    race.report(provider, benchmark)
+def test_startup(comparison, provider, benchmark):
+    comparison.report(provider, benchmark)

@@ -67,7 +67,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_reproduce(commands)
     _add_explain(commands)
-    _add_bench(commands)
     command = _command(commands, "demo", _demo, "train on a synthetic dataset, print the selection")
     command.add_argument("--out", type=Path, default=Path("runs/demo"))
     command.add_argument("--seed", type=int, default=0)
@@ -308,30 +307,6 @@ def _newest_run() -> Path:
     if not checkpoints:
         raise ValueError("there is no run below runs/; train one first, or name it with --run")
     return checkpoints[-1].parent
-
-
-def _add_bench(commands) -> None:
-    bench = commands.add_parser("bench", help="what runs of `pytest benchmarks` found")
-    report = _command(
-        bench.add_subparsers(required=True, metavar="COMMAND"),
-        "report",
-        _bench_report,
-        "make a page with tables and pictures of runs",
-    )
-    text = "JSON of `pytest benchmarks --benchmark-json FILE`"
-    report.add_argument("runs", nargs="+", type=Path, metavar="FILE", help=text)
-    text = "of the same again (one, or several): says which ratios differ by more than 10 %%"
-    report.add_argument("--again", nargs="+", type=Path, default=[], metavar="FILE", help=text)
-    text = "JSON of `python -m benchmarks.guard FILE`"
-    report.add_argument("--guard", type=Path, metavar="FILE", help=text)
-    report.add_argument("--out", type=Path, default=Path("RESULTS.md"), metavar="PAGE.md")
-
-
-def _bench_report(args) -> None:
-    from .experiments.bench_report import report
-
-    print(report(args.runs, args.again, args.guard, args.out))
-    print(f"\n{args.out}")
 
 
 def _demo(args) -> None:

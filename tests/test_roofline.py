@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import costs, roofline
+from benchmarks.baselines import paper_formula, plain_loss
 from benchmarks.costs import HEAD, Cost, Size
-from benchmarks.providers import paper_formula, plain_loss
 from benchmarks.roofline import GPUS, Model, head_seconds
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
@@ -281,7 +281,7 @@ def test_formulas_are_printed_with_the_letters():
 
 
 def test_the_page_says_what_the_model_says():
-    page = (Path(__file__).parents[1] / "docs" / "roofline.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "appendix" / "roofline.md").read_text()
     assert roofline.__doc__[roofline.__doc__.index("- An op") :].strip() in page
     for path in HEAD:
         sizes = [(Size(D=width), gpu) for width in (64, 128, 256) for gpu in GPUS.values()]

@@ -53,40 +53,41 @@ class TestAheadOfTime:
 
     @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
     def test_precision_reaches_the_products(self, monkeypatch, precision):
+        from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
-        from metselect_dgl.kernels import ahead
 
         monkeypatch.setenv("METSELECT_PRECISION", precision)
         for dtype, expected in (("float32", precision), ("float64", "ieee")):
             for call in calls(16, dtype).values():
-                for launch in ahead.caught(call):
+                for launch in compile_ahead.recorded_launches(call):
                     assert launch.constants["PRECISION"] == expected
 
     def test_slots_are_behind_a_barrier(self):
         """The interpreter has one thread, and would not miss it."""
+        from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
-        from metselect_dgl.kernels import ahead
 
-        launch, *_ = ahead.caught(calls(16)["selected_cross_entropy"])
-        assert "barrier" in ahead.compiled(launch, "sm_90").asm["ttir"]
+        launch, *_ = compile_ahead.recorded_launches(calls(16)["selected_cross_entropy"])
+        assert "barrier" in compile_ahead.compiled(launch, "sm_90").asm["ttir"]
 
     def test_one_of_everything(self):
         """Triton compiles arguments that are 1 in."""
+        from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
-        from metselect_dgl.kernels import ahead
 
         for call in calls(8, n=1, n_layers=1, n_classes=1).values():
-            assert ahead.resources(ahead.caught(call)[-1], "sm_90")["spills"] == 0
+            *_, launch = compile_ahead.recorded_launches(call)
+            assert compile_ahead.resources(launch, "sm_90")["spills"] == 0
 
     def test_a_spill_is_seen(self):
         """A tile four times as large does not fit."""
+        from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
-        from metselect_dgl.kernels import ahead
         from metselect_dgl.kernels.tiles import Config
 
-        launch, *_ = ahead.caught(calls(64)["select_layer"])
-        large = ahead.with_config(launch, Config(128, 64, 16, 4))
-        assert ahead.resources(large, "sm_80")["spills"] > 0
+        launch, *_ = compile_ahead.recorded_launches(calls(64)["select_layer"])
+        large = compile_ahead.with_config(launch, Config(128, 64, 16, 4))
+        assert compile_ahead.resources(large, "sm_80")["spills"] > 0
 
 
 def backends_of_two_ops(**variables: str) -> subprocess.CompletedProcess:

@@ -1,5 +1,5 @@
-"""The head's ops one by one and together: for each the reference, careful eager torch, ours, what
-else a user would pick, and its matrix products alone."""
+"""Implementations of the head's ops, one by one and together: the reference, optimised eager torch,
+this package, other libraries, and the matrix products alone."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,8 @@ from torch import Tensor
 
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
-from metselect_dgl.experiments.bench import LIMITS
-from metselect_dgl.functional.moments import sampled_means
 
-from .inputs import EPS, Inputs
-from .models import close
-from .providers import (
+from .baselines import (
     bare_products,
     careful_loss,
     careful_torch,
@@ -25,11 +21,13 @@ from .providers import (
     log_odds_of,
     paper_formula,
 )
-from .race import Contestant
+from .comparison import Implementation
+from .inputs import EPS, Inputs
+from .models import close
+from .runs import LIMITS
 
-ours = torch.ops.metselect
+metselect = torch.ops.metselect
 LIMIT, CHOLESKY = LIMITS
-
 
 Op = Callable[[Inputs], dict[str, Callable]]
 
@@ -47,22 +45,21 @@ def moments(x: Inputs) -> dict[str, Callable]:
 
     grams = [h.new_empty(x.rows.D, x.rows.D) for h in x.layers]
     return {
-        "reference": lambda: estimates(estimated(reference.moments, x)),
+        "reference": lambda: means_and_covariances(reference_moments(x)),
         "careful-torch": careful,
-        "native": lambda: estimates(estimated(ours.moments, x)),
+        "native": lambda: means_and_covariances(MF.moments(x.layers, x.labels, x.rows.C)),
         LIMIT: lambda: [torch.mm(h.T, h, out=g) for h, g in zip(x.layers, grams, strict=True)],
     }
 
 
-def estimated(op: Callable, x: Inputs) -> MF.Moments:
-    """By one of the engines, its shifts included."""
-    shifts = sampled_means(x.layers, x.labels, x.rows.C, x.index)
-    count, sums, grams = op(x.layers, x.labels, x.index, shifts)
-    return MF.Moments(count, shifts, sums, grams)
+def reference_moments(x: Inputs) -> MF.Moments:
+    """Return the moments by the reference, which is given the shifts."""
+    count, sums, grams = reference.moments(x.layers, x.labels, x.index, x.shifts)
+    return MF.Moments(count, x.shifts, sums, grams)
 
 
-def estimates(found: MF.Moments) -> tuple[list[Tensor], list[Tensor]]:
-    return found.means(), found.covariances()
+def means_and_covariances(moments: MF.Moments) -> tuple[list[Tensor], list[Tensor]]:
+    return moments.means(), moments.covariances()
 
 
 def whitening(x: Inputs) -> dict[str, Callable]:
@@ -81,7 +78,7 @@ def whitening(x: Inputs) -> dict[str, Callable]:
     return {
         "reference": lambda: reference.whitening(*given),
         "careful-torch": careful,
-        "native": lambda: ours.whitening(*given),
+        "native": lambda: metselect.whitening(*given),
         CHOLESKY: lambda: torch.linalg.cholesky_ex(stacked),
     }
 
@@ -100,49 +97,52 @@ def class_distances(x: Inputs) -> dict[str, Callable]:
             torch.mm(z, m.T, out=d)
 
     def scipy():
-        every = zip(x.layers, x.means, inverses, strict=True)
-        found = [scipy_cdist(h, mean, "mahalanobis", VI=inverse) for h, mean, inverse in every]
-        return torch.from_numpy(np.stack(found)).square_()
+        distances = []
+        for h, mean, inverse in zip(x.layers, x.means, inverses, strict=True):
+            distances.append(scipy_cdist(h, mean, "mahalanobis", VI=inverse))
+        return torch.from_numpy(np.stack(distances)).square_()
 
     return {
         "reference": lambda: reference.class_distances(*given),
         "careful-torch": lambda: expanded_distances(*x.metric[:3]),
         "torch.cdist": lambda: whitened_cdist(*x.metric[:3]),
         "scipy.cdist": scipy,
-        "native": lambda: ours.class_distances(*given),
+        "native": lambda: metselect.class_distances(*given),
         LIMIT: products,
     }
 
 
 def expanded_distances(layers, means, factors) -> Tensor:
-    """|z|^2 - 2 z m + |m|^2 of rows and means from the centre, whitened."""
-    found = []
+    """Return |z|^2 - 2 z m + |m|^2 of centred and whitened rows z and means m."""
+    distances = []
     for h, mean, factor in zip(layers, means, factors, strict=True):
         center = mean.mean(0)
         z, m = (h - center) @ factor.T, (mean - center) @ factor.T
         squares = z.square().sum(1, keepdim=True) + m.square().sum(1)
-        found.append(torch.addmm(squares, z, m.T, alpha=-2))
-    return torch.stack(found)
+        distances.append(torch.addmm(squares, z, m.T, alpha=-2))
+    return torch.stack(distances)
 
 
 def whitened_cdist(layers, means, factors) -> Tensor:
-    """torch.cdist of whitened rows and means, as it comes."""
-    every = zip(layers, means, factors, strict=True)
-    return torch.stack([torch.cdist(h @ r.T, mean @ r.T).square() for h, mean, r in every])
+    """Return the squared torch.cdist of whitened rows and means."""
+    distances = []
+    for h, mean, factor in zip(layers, means, factors, strict=True):
+        distances.append(torch.cdist(h @ factor.T, mean @ factor.T).square())
+    return torch.stack(distances)
 
 
 def class_distances_gradient(x: Inputs) -> dict[str, Callable]:
-    """Forward and backward pass: the gradients to the layers."""
+    """Forward and backward pass: the gradients of the layers."""
     given = *x.metric, x.index
     leaves = [h.clone().requires_grad_() for h in x.layers]
 
     def by_autograd(function):
-        found = function(leaves, x.means, x.factors)
-        return torch.autograd.grad(found, leaves, x.pull)
+        distances = function(leaves, x.means, x.factors)
+        return torch.autograd.grad(distances, leaves, x.pull)
 
     def by_op():
-        found = ours.class_distances(leaves, *x.metric[1:], x.index)
-        return torch.autograd.grad(found, leaves, x.pull)
+        distances = metselect.class_distances(leaves, *x.metric[1:], x.index)
+        return torch.autograd.grad(distances, leaves, x.pull)
 
     def by_reference():
         reference.class_distances(*given)
@@ -167,7 +167,8 @@ def class_distances_gradient(x: Inputs) -> dict[str, Callable]:
 
 
 def select_layer(x: Inputs) -> dict[str, Callable]:
-    """In training: the layer whose odds of the true class are largest. It has no gradient."""
+    """Selection in training: the layer with the largest log-odds of the true class. It has no
+    gradient."""
     given = *x.metric, x.temperature, x.index, x.labels, "confidence"
 
     def careful():
@@ -203,23 +204,23 @@ def select_layer(x: Inputs) -> dict[str, Callable]:
         "sklearn-LDA": lambda: best(
             [lda_logits(lda, h) for lda, h in zip(fitted, x.layers, strict=True)]
         ),
-        "native": lambda: op(ours.select_layer),
+        "native": lambda: op(metselect.select_layer),
         LIMIT: products,
     }
 
 
 def selected_cross_entropy(x: Inputs) -> dict[str, Callable]:
-    """The loss with deep supervision, forward pass alone."""
+    """Forward pass of the loss with deep supervision."""
     return {
         "reference": lambda: reference.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
         "careful-torch": lambda: careful_loss(*x.decoders[:5]),
-        "native": lambda: ours.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
+        "native": lambda: metselect.selected_cross_entropy(*x.decoders, 1.0, [], False)[0],
         LIMIT: _decoder_products(x, backward=False),
     }
 
 
 def selected_cross_entropy_gradient(x: Inputs) -> dict[str, Callable]:
-    """Forward and backward pass: the gradients to layers and decoders."""
+    """Forward and backward pass: the gradients of layers and decoders."""
     leaves = [
         [each.clone().requires_grad_() for each in part] for part in (x.layers, x.weights, x.biases)
     ]
@@ -229,7 +230,7 @@ def selected_cross_entropy_gradient(x: Inputs) -> dict[str, Callable]:
         return torch.autograd.grad(function(), [each for part in leaves for each in part])
 
     def by_op():
-        loss, *_ = ours.selected_cross_entropy(*leaves, *x.decoders[3:], 1.0, wanted, False)
+        loss, *_ = metselect.selected_cross_entropy(*leaves, *x.decoders[3:], 1.0, wanted, False)
         return loss
 
     def by_reference():
@@ -264,12 +265,12 @@ def _decoder_products(x: Inputs, backward: bool) -> Callable:
 
 
 def head(x: Inputs) -> dict[str, Callable]:
-    """Moments, whitening and selection in training: all that choosing a layer costs."""
+    """Moments, whitening and selection in training: the whole cost of selecting a layer."""
     given = x.layers, x.labels, x.rows.C, x.rho.to(x.layers[0].dtype)
 
     def by_reference():
-        found, dtype = estimated(reference.moments, x), x.layers[0].dtype
-        means, covariances = estimates(found)
+        means, covariances = means_and_covariances(reference_moments(x))
+        dtype = x.layers[0].dtype
         factors = reference.whitening(covariances, x.rho, EPS)
         constants = ([each.to(dtype) for each in part] for part in (means, factors))
         rest = x.valid, x.temperature, x.index, x.labels, "confidence"
@@ -287,13 +288,12 @@ def head(x: Inputs) -> dict[str, Callable]:
 
 
 def by_package(layers, labels, n_classes) -> tuple[Tensor, Tensor]:
-    """(layer, score) through metselect_dgl.functional; the shrinkage, which others are given,
-    included."""
-    made = MF.moments(layers, labels, n_classes)
+    """Return (layer, score) by metselect_dgl.functional, which also computes the shrinkage that the
+    other implementations are given."""
+    moments = MF.moments(layers, labels, n_classes)
     dtype = layers[0].dtype
-    means, factors = (
-        [each.to(dtype) for each in part] for part in (made.means(), MF.whitening(made))
-    )
+    means = [mean.to(dtype) for mean in moments.means()]
+    factors = [factor.to(dtype) for factor in MF.whitening(moments)]
     layer, _, score = MF.select_layer(layers, means, factors, labels=labels)
     return layer, score
 
@@ -333,34 +333,35 @@ PROVIDERS = {
 
 
 def expected(op: str, x: Inputs):
-    """What the op is by definition: the reference, in float64."""
+    """Return the result of the op by definition: the reference in float64."""
     if op not in x.known:
         x.known[op] = OPS[op](x.double())["reference"]()
     return x.known[op]
 
 
-def contestants(op: str, x: Inputs) -> dict[str, Contestant]:
-    """Of one op, each measured against the reference, careful torch and the bare products, and
-    checked against the reference in float64, unless it is the products alone."""
+def implementations(op: str, x: Inputs) -> dict[str, Implementation]:
+    """Return the implementations of an op, compared with the reference, optimised torch and the
+    bare products. All but the bare products are checked against the reference in float64."""
     runs = OPS[op](x)
-    named = ("reference", "paper-formula", "careful-torch", *LIMITS)
-    entered = {}
+    denominators = ("reference", "paper-formula", "careful-torch", *LIMITS)
+    result = {}
     for name, run in runs.items():
-        others = tuple(other for other in named if other in runs and other != name)
-        entered[name] = Contestant(run, others)
+        others = tuple(other for other in denominators if other in runs and other != name)
+        result[name] = Implementation(run, others)
         if name not in LIMITS:
-            entered[name].check = lambda run=run: same(run(), expected(op, x))
-    return entered
+            result[name].check = lambda run=run: check_same(run(), expected(op, x))
+    return result
 
 
-def same(found, expected) -> None:
-    """Floating point results agree as a whole to 1e-3, choices of layers in all but 1 of 1000."""
+def check_same(found, expected) -> None:
+    """Raise AssertionError unless floating-point results agree as a whole to 1e-3 and selected
+    layers in all but 1 of 1000 rows."""
     if isinstance(expected, Tensor) and expected.dtype == torch.long:
         agree = (found == expected).double().mean().item()
-        assert agree >= 0.999, f"{agree:.4f} of the choices agree"
+        assert agree >= 0.999, f"{agree:.4f} of the selected layers agree"
     elif isinstance(expected, Tensor):
         close(found, expected, "result", 1e-3)
     else:
         assert len(found) == len(expected), f"{len(found)} results for {len(expected)}"
         for pair in zip(found, expected, strict=True):
-            same(*pair)
+            check_same(*pair)

@@ -1,8 +1,8 @@
-"""Compile kernels for GPUs that are not here, and read what the machine code needs.
+"""Compile Triton kernels ahead of time, without a GPU, and read the resources of the machine code.
 
-An op is called on small tensors with its launches caught: what would have been launched, with the
-same types, constants and config, is compiled for the target instead. (At run time Triton may also
-learn that an integer is a multiple of 16.)
+An op is called on small tensors and its launches are recorded instead of executed: each kernel,
+with the same types, constants and config, is compiled for the target. (At run time Triton may also
+specialise on integers that are multiples of 16.)
 """
 
 import re
@@ -19,8 +19,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from . import tiles
-from .tiles import Config
+from metselect_dgl.kernels import tiles
+from metselect_dgl.kernels.tiles import Config
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -41,7 +41,7 @@ _POINTER = {
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, the types of its arguments, its constants, and the config."""
+    """A recorded launch: kernel, types of its arguments, constants, and config."""
 
     kernel: triton.JITFunction
     config: Config
@@ -49,21 +49,21 @@ class Launch:
     constants: dict[str, object] = field(hash=False)
 
 
-def caught(call: Callable[[], object]) -> list[Launch]:
-    """What `call` may launch: its kernels with every config that the tuning may take."""
+def recorded_launches(call: Callable[[], object]) -> list[Launch]:
+    """Return the launches of `call`, its kernels with every config that the tuning may choose."""
     launches = []
 
-    def catch(kernel, grid, config, **arguments):
-        every = arguments | tiles.tile_of(kernel, config)
-        types = {name: _type(every[name], name) for name in kernel.arg_names}
-        fixed = {name: every[name] for name, kind in types.items() if kind == "constexpr"}
-        launches.append(Launch(kernel, config, types, fixed))
+    def record(kernel, grid, config, **arguments):
+        values = arguments | tiles.tile_of(kernel, config)
+        types = {name: _type(values[name], name) for name in kernel.arg_names}
+        constants = {name: values[name] for name, kind in types.items() if kind == "constexpr"}
+        launches.append(Launch(kernel, config, types, constants))
 
     def every_config(name, given, layers, configs, run):
         results = [run(one) for one in tiles.fitting(configs, given, layers)]
         return results[0]
 
-    with mock.patch.multiple(tiles, launch=catch, tuned=every_config):
+    with mock.patch.multiple(tiles, launch=record, tuned=every_config):
         call()
     return launches
 
@@ -71,13 +71,13 @@ def caught(call: Callable[[], object]) -> list[Launch]:
 def _type(value, name: str) -> str:
     if isinstance(value, Tensor):
         return _POINTER[value.dtype]
-    if name.isupper() or value is None or value == 1:  # which Triton also compiles in
+    if name.isupper() or value is None or value == 1:  # Triton makes 1 and None constants
         return "constexpr"
     return "i32"
 
 
 def with_config(launch: Launch, config: Config) -> Launch:
-    """The same launch in another config."""
+    """Return the same launch with another config."""
     return replace(
         launch,
         config=config,
@@ -86,7 +86,7 @@ def with_config(launch: Launch, config: Config) -> Launch:
 
 
 def compiled(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
-    """The launch as machine code of the target; pointers are aligned as torch aligns them."""
+    """Compile the launch for the target; pointers are aligned as torch aligns them."""
     names = launch.kernel.arg_names
     pointers = (at for at, name in enumerate(names) if launch.signature[name].startswith("*"))
     aligned = {(at,): [["tt.divisibility", 16]] for at in pointers}
@@ -98,13 +98,13 @@ def compiled(launch: Launch, target: str) -> triton.compiler.CompiledKernel:
 
 
 def resources(launch: Launch, target: str) -> dict[str, int]:
-    """Registers a thread, bytes of shared memory, and of stack and spills: which cost bandwidth."""
+    """Return registers per thread, bytes of shared memory and stack, and the number of spills."""
     kernel = compiled(launch, target)
-    read = _of_amd if target.startswith("gfx") else _of_nvidia
+    read = _amd_resources if target.startswith("gfx") else _nvidia_resources
     return {"shared": kernel.metadata.shared, **read(kernel)}
 
 
-def _of_nvidia(kernel) -> dict[str, int]:
+def _nvidia_resources(kernel) -> dict[str, int]:
     tool = triton.knobs.nvidia.cuobjdump.path
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder, "kernel.cubin")
@@ -120,7 +120,7 @@ def _of_nvidia(kernel) -> dict[str, int]:
     return {"registers": int(found["REG"]), "stack": int(found["STACK"]), "spills": spills}
 
 
-def _of_amd(kernel) -> dict[str, int]:
+def _amd_resources(kernel) -> dict[str, int]:
     text = kernel.asm["amdgcn"]
 
     def number(name: str) -> int:
@@ -129,5 +129,5 @@ def _of_amd(kernel) -> dict[str, int]:
     return {
         "registers": number("vgpr_count"),
         "stack": number("private_segment_fixed_size"),
-        "spills": number("vgpr_spill_count"),  # a scalar register spills to a lane of these
+        "spills": number("vgpr_spill_count"),  # scalar registers spill to lanes of vector registers
     }

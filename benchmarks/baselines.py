@@ -1,5 +1,5 @@
-"""What the package is measured against: a plain DGL model, the paper's formula, careful torch, and
-what scikit-learn has."""
+"""Alternatives that the package is compared with: a plain DGL model, the paper's formula, optimised
+eager torch, and scikit-learn."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Head = tuple[Tensor, Tensor]  # the layer and the score of every node
+Head = tuple[Tensor, Tensor]  # selected layer and score of every node
 
 
 class PlainGNN(nn.Module):
-    """DGL's convolutions with ReLU, and a linear layer on the last: the same network as ours."""
+    """DGL's convolutions with ReLU and a linear decoder: the same network as FinalSelect."""
 
     def __init__(self, convs: nn.ModuleList, decoder: nn.Linear) -> None:
         super().__init__()
@@ -39,8 +39,8 @@ class ClassesLastGNN(nn.Module):
 
 
 def paper_formula(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Tensor) -> Head:
-    """Equations 2 to 5 as they are printed (with the argmax): the inverse of every layer's
-    covariance, and (h - mu) K^-1 (h - mu)^T for one class after the other."""
+    """Select layers by Equations 2 to 5 as printed (with the argmax): invert every layer's
+    covariance and compute (h - mu) K^-1 (h - mu)^T class by class."""
     scores = []
     for h, amount in zip(layers, rho, strict=True):
         n, width = h.shape
@@ -57,7 +57,7 @@ def paper_formula(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
 
 
 def careful_torch(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Tensor) -> Head:
-    """What an expert writes in eager torch: sums by index_add, a Cholesky factor, triangular
+    """Select layers in optimised eager torch: sums by index_add, a Cholesky factor, triangular
     solves for all class means, and scores that are linear in h, by one addmm."""
     scores = []
     count = torch.bincount(labels, minlength=n_classes).unsqueeze(1)
@@ -78,7 +78,7 @@ def careful_torch(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Ten
 
 
 def lda_of_every_layer(layers: list[Tensor], labels: Tensor, n_classes: int, rho: Tensor) -> Head:
-    """scikit-learn's LinearDiscriminantAnalysis, fitted to each layer and asked about its rows."""
+    """Select layers with scikit-learn's LinearDiscriminantAnalysis, fitted to each layer."""
     scores = [
         log_odds_of(lda_logits(fitted_lda(h, labels, float(amount)), h), labels)
         for h, amount in zip(layers, rho, strict=True)
@@ -88,7 +88,8 @@ def lda_of_every_layer(layers: list[Tensor], labels: Tensor, n_classes: int, rho
 
 
 def fitted_lda(h: Tensor, labels: Tensor, rho: float):
-    """With the shrinkage given and, like the paper, |T| - 1 in the covariance and no priors."""
+    """Fit it with a given shrinkage and, like the paper, |T| - 1 in the covariance and no
+    priors."""
     from sklearn.covariance import ShrunkCovariance
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
@@ -105,7 +106,8 @@ def lda_logits(lda, h: Tensor) -> Tensor:
 
 
 def bare_products(layers: list[Tensor], n_classes: int) -> Callable[[], None]:
-    """The matrix products of the head alone, of whole matrices into memory that is there."""
+    """Return a function that computes only the matrix products of the head, into preallocated
+    memory."""
     slopes = [h.new_ones(h.shape[1], n_classes) for h in layers]
     grams = [h.new_empty(h.shape[1], h.shape[1]) for h in layers]
     scores = [h.new_empty(len(h), n_classes) for h in layers]
@@ -125,7 +127,7 @@ def log_odds_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def plain_loss(layers, weights, biases, layer, labels, index, deep_supervision=1.0) -> Tensor:
-    """The cross entropy of the selected decoders and of all of them, in eager torch."""
+    """Return the cross entropy of the selected decoders plus that of all, in eager torch."""
     logits = [
         F.linear(h[index], weight, bias)
         for h, weight, bias in zip(layers, weights, biases, strict=True)
@@ -137,7 +139,8 @@ def plain_loss(layers, weights, biases, layer, labels, index, deep_supervision=1
 
 
 def careful_loss(layers, weights, biases, layer, labels, deep_supervision=1.0) -> Tensor:
-    """The same with one cross entropy a layer, and no logits copied; all rows."""
+    """Return the same loss over all rows, with one cross entropy per layer and no copy of the
+    logits."""
     every = zip(layers, weights, biases, strict=True)
     losses = torch.stack(
         [F.cross_entropy(F.linear(h, w, b), labels, reduction="none") for h, w, b in every]
