@@ -1,4 +1,4 @@
-"""A large graph on one machine: trained in mini-batches, inferred exactly, with time and memory.
+"""A large graph on one machine: mini-batch training and exact prediction, with time and memory.
 
     python examples/big_graph.py [--nodes 1000000] [--degree 10] [--epochs 2]
 
@@ -16,9 +16,7 @@ import torch
 
 from metselect_dgl.config import Config
 from metselect_dgl.data import NodeDataset
-from metselect_dgl.nn import infer
-from metselect_dgl.train.loop import prepare
-from metselect_dgl.train.minibatch import BatchLoop
+from metselect_dgl.train import TrainingLoop, prepare
 
 CLASSES, FEATS, HOMOPHILY, SIGNAL = 16, 64, 0.7, 0.7
 
@@ -54,37 +52,40 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="an epoch has at most so many batches")
     args = parser.parse_args()
     start = time.perf_counter()
-    config = Config(batch_size=args.batch_size, fanout=args.fanout, row_normalize=False)
+    config = Config(
+        batch_size=args.batch_size, fanout=args.fanout, row_normalize=False, select="temperature"
+    )
     data = prepare(config, planted(args.nodes, args.degree))
-    said = {"nodes": args.nodes, "edges": data.graph.num_edges(), "classes": CLASSES}
-    said |= {"feats": FEATS, "hidden": config.hidden, "batch_size": args.batch_size}
-    said |= {"fanout": args.fanout, "threads": torch.get_num_threads(), "data_gb": memory()}
-    loop = BatchLoop(config, data, None)
+    record = {"nodes": args.nodes, "edges": data.graph.num_edges(), "classes": CLASSES}
+    record |= {"feats": FEATS, "hidden": config.hidden, "batch_size": args.batch_size}
+    record |= {"fanout": args.fanout, "threads": torch.get_num_threads(), "data_gb": memory()}
+    loop = TrainingLoop(config, data, None)
+    split = loop.batches.split
     if args.steps:
-        loop.split = loop.split._replace(train=loop.split.train[: args.steps * args.batch_size])
+        split = split._replace(train=split.train[: args.steps * args.batch_size])
+        loop.batches.split = split
     print(f"{data!r} made in {time.perf_counter() - start:.0f} s", flush=True)
     for epoch in range(args.epochs):
         start = time.perf_counter()
         loss = loop.step()
         loop.state.epoch += 1
         seconds = time.perf_counter() - start
-        steps = -(-len(loop.split.train) // args.batch_size)
+        steps = -(-len(split.train) // args.batch_size)
         if epoch == 0:
             steps *= 2  # the first pass, for the moments to start from
-        said |= {"batch_seconds": round(seconds / steps, 4), "train_gb": memory()}
+        record |= {"batch_seconds": round(seconds / steps, 4), "train_gb": memory()}
         print(f"epoch {epoch}: loss {loss:.3f}, {seconds:.0f} s", flush=True)
     start = time.perf_counter()
-    loop.model.head.select = "temperature"
-    loop.validate()
-    said |= {"calibrate_seconds": round(time.perf_counter() - start, 1)}
+    loop.batches.validate(loop.model)
+    record |= {"calibrate_seconds": round(time.perf_counter() - start, 1)}
     start = time.perf_counter()
-    out = infer(loop.model, data.graph, data.feat, progress=True)
-    said |= {"infer_seconds": round(time.perf_counter() - start, 1), "peak_gb": memory()}
+    out = loop.batches.predict(loop.model)
+    record |= {"infer_seconds": round(time.perf_counter() - start, 1), "peak_gb": memory()}
     right = out.logits.argmax(1) == data.labels
-    said |= {"test_accuracy": round(right[loop.split.test].double().mean().item(), 4)}
+    record |= {"test_accuracy": round(right[split.test].double().mean().item(), 4)}
     share = torch.bincount(out.layer, minlength=3).double() / args.nodes
-    said |= {"layer_share": [round(each, 3) for each in share.tolist()]}
-    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in said.items()}))
+    record |= {"layer_share": [round(each, 3) for each in share.tolist()]}
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in record.items()}))
 
 
 if __name__ == "__main__":

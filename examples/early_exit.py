@@ -17,7 +17,6 @@ import matplotlib.pyplot as plt
 
 from metselect_dgl.config import Config
 from metselect_dgl.data import load_dataset
-from metselect_dgl.nn import infer
 from metselect_dgl.train import prepare, train
 
 DIAL = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1.0)
@@ -30,7 +29,7 @@ def curve(config: Config, data) -> list[dict]:
     data, model = prepare(config, data), run.model
     test, points = data.split(config.split).test, []
     for exit_at in DIAL:
-        out = infer(model, data.graph, data.feat, exit_at=exit_at)
+        out = model.predict(data.graph, data.feat, batch_size=65536, exit_at=exit_at)
         right = (out.logits.argmax(1) == data.labels)[test].double().mean().item()
         points.append({"exit_at": exit_at, "edges": out.edges, "accuracy": round(right, 4)})
     every = points[-1]["edges"]
