@@ -1,4 +1,4 @@
-"""Triton kernels of the ops, installed as `metselect_dgl.kernels` and imported on first use."""
+"""Triton kernels, installed as `metselect_dgl.kernels` and imported on first use."""
 
 from .class_distances import class_distances, class_distances_backward
 from .select_layer import select_layer

@@ -3,13 +3,12 @@
     z = R (h - center), m = R (mu - center):  dist2 = || z - m_c ||^2
     u = 2 sum_c g_c (z - m_c),  dh = u R
 
-What nodes and means have in common is taken off before R multiplies: the centre stands for all
-means, since R (h - mu_c) itself would cost a product by R for each class. A node is whitened anew
-for every block of classes, by the lower half of R alone where R is triangular. The differences are
-squared as they are: the expanded form |z|^2 - 2 <z, m> + |m|^2 would lose the digits of a small
-distance between large vectors. The gradient takes two launches, with u between them: one program
-that makes both products spills, and a single product by K^-1 = R^T R loses digits where K is
-ill-conditioned.
+The centre of the means is subtracted before the product with R, because R (h - mu_c) would cost a
+product with R per class. Nodes are whitened again for each block of classes, with the lower half of
+R alone if R is triangular. Differences are squared directly: the expanded form
+|z|^2 - 2 <z, m> + |m|^2 cancels for a small distance between large vectors. The gradient takes two
+launches with u in memory between them: one program with both products spills registers, and a
+single product with K^-1 = R^T R is inaccurate if K is ill-conditioned.
 """
 
 import torch
@@ -37,7 +36,7 @@ from .tiles import (
 CONSTANTS = ("center", "middle", "factor", "kind")
 CENTER, MIDDLE, FACTOR, KIND, RANK, PULL, GRADIENT, FIELDS = own_fields(len(CONSTANTS) + 3)
 _DENSE = tl.constexpr(DENSE)
-# BK x BN x BC differences are in registers at a time, which 64 x 32 would not leave room for.
+# BK x BN x BC differences are in registers at a time; with BN x BC = 64 x 32 they do not fit.
 CONFIGS = (Config(32, 32, 16, 8), Config(64, 16, 16, 8))
 BACKWARD_CONFIGS = (Config(32, 64, 16, 8), Config(32, 32, 16, 4))
 
@@ -55,8 +54,8 @@ def whitened(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """z = R (h - center) in the dimensions from `low` on, [BN, BK]; of a triangular R only the
-    lower half is read."""
+    """z = R (h - center) in the dimensions low to low + BK, [BN, BK]; only the lower half of a
+    triangular R is read."""
     center, factor = matrix(row, CENTER, ACC), matrix(row, FACTOR, ACC)
     dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
     r = low + tl.arange(0, BK)
@@ -91,7 +90,7 @@ def class_distances_kernel(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One program per layer and tile of nodes."""
+    """dist2 = || z - m_c ||^2, [n, C]; one program per layer and tile of nodes."""
     depth = tl.program_id(1)
     row = layers + depth * FIELDS
     i = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -111,7 +110,7 @@ def class_distances_kernel(
                 mask=(r < rank)[:, None] & known[None, :],
                 other=0.0,
             )
-            gap = tl.trans(z)[:, :, None] - m[:, None, :]  # the sum is over registers of a thread
+            gap = tl.trans(z)[:, :, None] - m[:, None, :]  # summed over axis 0, within a thread
             dist2 += tl.sum(gap * gap, axis=0)
         seen = tl.load(valid + c, mask=known, other=0) != 0
         dist2 = tl.where(seen[None, :], dist2, float("inf"))
@@ -186,7 +185,7 @@ def class_distances_backward_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """dh = u R; one program per layer and tile of nodes; rows that are picked twice add up."""
+    """dh = u R; one program per layer and tile of nodes; ADD: rows may be picked twice."""
     depth = tl.program_id(1)
     row = layers + depth * FIELDS
     i = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -224,7 +223,7 @@ def class_distances(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> Tensor:
-    """dist2 [L, n, C]; see `reference.class_distances`."""
+    """Return dist2 [L, n, C]; see `reference.class_distances`."""
     check(layers, index, valid=valid)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
@@ -257,7 +256,7 @@ def class_distances_backward(
     valid: Tensor,
     index: list[Tensor | None],
 ) -> list[Tensor]:
-    """The gradient to every layer; see `reference.class_distances_backward`."""
+    """Return the gradients to the layers; see `reference.class_distances_backward`."""
     check(layers, index, valid=valid)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)
@@ -266,13 +265,13 @@ def class_distances_backward(
     given |= dict(zip(strides, grad.stride(), strict=True)) | arithmetic(layers, means)
     product = {name: given[name] for name in ("n", "ACC", "PRECISION")}
     add = any(picked is not None for picked in index)
-    make = torch.zeros if add else torch.empty
-    on = {"dtype": constants[0]["center"].dtype, "device": grad.device}
+    allocate = torch.zeros if add else torch.empty
+    options = {"dtype": constants[0]["center"].dtype, "device": grad.device}
 
     def run(config: Config) -> list[Tensor]:
-        pulls = [torch.empty(n, len(factor), **on) for factor in factors]
-        grads = [make(h.shape, **on) for h in layers]
-        every = zip(layers, index, constants, pulls, grads, strict=True)
+        pulls = [torch.empty(n, len(factor), **options) for factor in factors]
+        grads = [allocate(h.shape, **options) for h in layers]
+        per_layer = zip(layers, index, constants, pulls, grads, strict=True)
         rows = [
             [
                 *rows_fields(h, picked),
@@ -281,7 +280,7 @@ def class_distances_backward(
                 u.data_ptr(),
                 out.data_ptr(),
             ]
-            for h, picked, known, u, out in every
+            for h, picked, known, u, out in per_layer
         ]
         grid, entries = (triton.cdiv(n, config.BN), len(layers)), table(rows, grad.device)
         tiles.launch(class_distances_pull_kernel, grid, config, layers=entries, **given)

@@ -2,8 +2,8 @@
 
     a_c = (<h - center, slope_c> - offset_c) / T,   score = a_y - log sum_{c != y} exp(a_c)
 
-which is -dist2 / 2T up to a constant of the node: the confidence rule needs no D x D product. The
-rule "distance" adds -|| R (h - mu_y) ||^2 for the one class y that is asked about.
+a_c is -dist2 / 2T up to a constant per node, so the rule "confidence" needs no D x D product. The
+rule "distance" computes -|| R (h - mu_y) ||^2 for the class y only.
 """
 
 import torch
@@ -30,16 +30,16 @@ from .tiles import (
 
 CONSTANTS = ("center", "slope", "offset", "kind", "mean", "factor")
 CENTER, SLOPE, OFFSET, KIND, MEAN, FACTOR, RANK, FIELDS = own_fields(len(CONSTANTS) + 1)
-# All of up to 64 classes at once, or few at a time for more nodes.
+# Up to 64 classes at a time, or 16 classes and more nodes.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 16, 16, 8))
-# Smaller tiles: the distance needs registers of its own.
+# Smaller tiles, because the distance needs more registers.
 DISTANCE_CONFIGS = (Config(64, 16, 16, 8), Config(32, 32, 16, 8))
 _DEAD, _DENSE = tl.constexpr(DEAD), tl.constexpr(DENSE)
 
 
 @triton.jit
 def log_add(top, total, value, weight):
-    """exp(top) total + exp(value) weight, as (its exponent, its factor); -inf stands for 0."""
+    """Return (exponent, factor) of exp(top) total + exp(value) weight; exp(-inf) is 0."""
     most = tl.maximum(top, value)
     base = tl.where(most == float("-inf"), 0.0, most)
     return most, total * tl.exp(top - base) + weight * tl.exp(value - base)
@@ -91,7 +91,7 @@ def own_distance(
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """|| R (h - mu_y) ||^2 with y = asked, [BN]; of a triangular R only the lower half is read."""
+    """|| R (h - mu_y) ||^2 with y = asked, [BN]; only the lower half of a triangular R is read."""
     mean, factor = matrix(row, MEAN, ACC), matrix(row, FACTOR, ACC)
     rank = tl.load(row + RANK).to(tl.int32)
     dense = tl.load(matrix(row, KIND, tl.int32)) == _DENSE
@@ -137,7 +137,7 @@ def select_layer_kernel(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """One program per tile of nodes: it walks the layers and keeps the best so far."""
+    """One program per tile of nodes, which loops over the layers and keeps the best one."""
     i = tl.program_id(0) * BN + tl.arange(0, BN)
     here = i < n
     if GUIDED:
@@ -174,7 +174,7 @@ def select_layer_kernel(
             base = tl.where(second == float("-inf"), 0.0, second)
             total = tl.sum(tl.exp(others - base[:, None]), axis=1)
             rest, weight = log_add(rest, weight, second, total)
-            if not GUIDED:  # of the two best classes the second joins the rest
+            if not GUIDED:  # add the second of the two best classes to the rest
                 rest, weight = log_add(rest, weight, tl.minimum(top, most), 1.0)
             answer = tl.where(most > top, first + place, answer)
             top = tl.maximum(top, most)
@@ -196,7 +196,7 @@ def select_layer_kernel(
         if RULE == "opposite":
             rank = -score
         rank = tl.where(tl.load(matrix(row, KIND, tl.int32)) == _DEAD, float("-inf"), rank)
-        # like torch.argmax: what is not a number is taken, and of equals the first
+        # as torch.argmax: NaN is the largest value, and the first of equal values is selected
         better = (depth == 0) | (rank > best_rank) | ((rank != rank) & (best_rank == best_rank))
         best_rank = tl.where(better, rank, best_rank)
         best_score = tl.where(better, score, best_score)
@@ -217,7 +217,7 @@ def select_layer(
     labels: Tensor | None,
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(layer, class, score) of each picked row; see `reference.select_layer`."""
+    """Return (layer, class, score) of each picked row; see `reference.select_layer`."""
     check(layers, index, valid=valid, temperature=temperature, labels=labels)
     constants = metrics(means, factors, valid)
     n, n_classes = picked_count(layers, index), len(valid)

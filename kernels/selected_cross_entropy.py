@@ -3,13 +3,13 @@
     a = W_l h + b_l,   loss = sum_i k_i (log sum_c exp(a_c) - a_y),
     da = k (softmax(a) - onehot(y)),   dh = da W,   dW = sum_i da h^T,   db = sum_i da
 
-k_i = ([layer_i = l] + deep_supervision / L) / n. Without deep supervision a layer sees only the
-nodes that selected it, which lie together after a sort. No logits are written unless they are
-asked for: a tile's stay in registers, or are made again for each block of many classes.
+k_i = ([layer_i = l] + deep_supervision / L) / n. Without deep supervision a layer decodes only the
+nodes that selected it, which are consecutive after a sort. Logits are written only if requested:
+those of a tile stay in registers or, with many classes, are recomputed for each block of classes.
 
-Several programs share a layer; each adds dW and db of its tiles up in a slot of its own, and the
-slots are summed at the end, so that these sums do not depend on which program was faster. dh of a
-row that is picked three times or more does, in its last bits.
+Several programs process a layer; each sums dW and db of its tiles in its own slot, and the slots
+are summed at the end, so that these sums do not depend on the order of the programs. The last bits
+of dh of a row that is picked three times or more do.
 """
 
 import torch
@@ -36,8 +36,8 @@ from .tiles import (
 )
 
 WEIGHTS, BIASES, TO_ROWS, TO_WEIGHTS, TO_BIASES, SHARE, DEEP_SHARE, FIELDS = own_fields(7)
-# The first keeps the logits of up to 64 classes in registers, between loss and gradient; the
-# second makes them twice, and half as many partial sums of the decoders' gradients.
+# The first keeps the logits of up to 64 classes in registers between loss and gradient; the second
+# computes them twice, with half as many partial sums of the decoders' gradients.
 CONFIGS = (Config(32, 64, 16, 8), Config(64, 32, 16, 8))
 LOGITS_CONFIGS = (Config(64, 32, 16, 8), Config(32, 32, 16, 8))
 
@@ -58,7 +58,7 @@ def decoded(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """W h + b of the classes c, [BN, BC]; -inf for a number that is no class."""
+    """W h + b of the classes c, [BN, BC]; -inf for c >= n_classes."""
     weight, known = matrix(row, WEIGHTS, WEIGHT), c < n_classes
     a = tl.zeros([BN, BC], ACC)
     for start in range(0, width, BK):
@@ -101,7 +101,7 @@ def selected_cross_entropy_kernel(
     BC: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Program (p, l) takes every P-th tile of the rows of layer l."""
+    """Program (p, l) of (P, L) processes every P-th tile of the rows of layer l."""
     slot, depth = tl.program_id(0), tl.program_id(1)
     row = layers + depth * FIELDS
     begin, end = 0, n
@@ -143,7 +143,7 @@ def selected_cross_entropy_kernel(
             one = tl.where(inside & (y >= 0), scale * (tl.log(total) + (top - right)), float("nan"))
             loss += tl.where(here, one, 0.0)
         if LEARNING:
-            tl.debug_barrier()  # the slots of the tile before are written by other threads
+            tl.debug_barrier()  # other threads write the slots of the previous tile
             weight = matrix(row, WEIGHTS, WEIGHT)
             to_rows = matrix(row, TO_ROWS, ACC) + place[:, None] * width
             to_weight = matrix(row, TO_WEIGHTS, ACC) + slot.to(tl.int64) * n_classes * width
@@ -211,7 +211,7 @@ def selected_cross_entropy(
     wanted: list[bool],
     keep_logits: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor], list[Tensor]]:
-    """(loss, logits, gradients); see `reference.selected_cross_entropy`."""
+    """Return (loss, logits, *gradients); see `reference.selected_cross_entropy`."""
     decoders = layers, weights, biases, layer
     loss, logits, *grads = _decode(*decoders, labels, index, deep_supervision, wanted, keep_logits)
     return loss if len(labels) else loss / 0, logits, *grads
@@ -224,20 +224,20 @@ def selected_logits(
     layer: Tensor,
     index: list[Tensor | None],
 ) -> Tensor:
-    """The logits of each picked row by its own layer's decoder, [n, C]."""
+    """Return the logits [n, C] of each picked row from the decoder of its layer."""
     _, logits, *_ = _decode(layers, weights, biases, layer, None, index, 0.0, [], True)
     return logits
 
 
 def _buckets(layer: Tensor, n_layers: int) -> tuple[Tensor, Tensor]:
-    """(the rows in the order of the layers that they selected, where each layer begins)"""
+    """Return the rows sorted by selected layer, and the first position of each layer."""
     by_layer, order = layer.sort(stable=True)
-    every = torch.arange(n_layers + 1, device=layer.device)
-    return order, torch.searchsorted(by_layer, every)
+    depths = torch.arange(n_layers + 1, device=layer.device)
+    return order, torch.searchsorted(by_layer, depths)
 
 
 def _programs(n: int, config: Config, device: torch.device) -> int:
-    """For each layer, as many as keep all multiprocessors busy; without one, enough to share."""
+    """Return the number of programs per layer: two per multiprocessor; 3 on a CPU, for tests."""
     busy = 3
     if device.type == "cuda":
         busy = 2 * torch.cuda.get_device_properties(device).multi_processor_count
@@ -245,32 +245,34 @@ def _programs(n: int, config: Config, device: torch.device) -> int:
 
 
 class _Gradients:
-    """Memory for the gradients to rows that are wanted, and to the decoders in every slot."""
+    """Memory for the wanted gradients to rows, and for the gradients to decoders in each slot."""
 
     def __init__(self, layers, weights, wanted: list[bool], slots: int, zeros: bool) -> None:
         wide = torch.promote_types(weights[0].dtype, torch.float32)
-        make = torch.zeros if zeros else torch.empty
+        allocate = torch.zeros if zeros else torch.empty
         shapes = [h.shape if want else (0,) for h, want in zip(layers, wanted, strict=True)]
-        on = {"dtype": wide, "device": weights[0].device}
-        self.to_rows = [make(shape, **on) for shape in shapes]
-        self.to_weights = [torch.zeros(slots, *w.shape, **on) for w in weights]
-        self.to_biases = [torch.zeros(slots, len(w), **on) for w in weights]
+        options = {"dtype": wide, "device": weights[0].device}
+        self.to_rows = [allocate(shape, **options) for shape in shapes]
+        self.to_weights = [torch.zeros(slots, *w.shape, **options) for w in weights]
+        self.to_biases = [torch.zeros(slots, len(w), **options) for w in weights]
 
     def addresses(self, depth: int) -> list[int]:
         parts = self.to_rows, self.to_weights, self.to_biases
         return [part[depth].data_ptr() for part in parts]
 
     def summed(self, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The slots added up, in the dtype of the decoders; to rows in that or in float32, since
-        the loss may yet be scaled to save small ones from a narrow dtype."""
-        slots = self.to_weights, self.to_biases
-        return self.to_rows, *([each.sum(0).to(dtype) for each in part] for part in slots)
+        """Return the gradients to rows, at least float32 because a scaled loss still multiplies
+        them, and the sums over slots in the dtype of the decoders."""
+        to_weights = [slots.sum(0).to(dtype) for slots in self.to_weights]
+        to_biases = [slots.sum(0).to(dtype) for slots in self.to_biases]
+        return self.to_rows, to_weights, to_biases
 
 
 def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits):
     check(layers, index, layer=layer, labels=labels)
     n, n_classes, learning = picked_count(layers, index), len(weights[0]), bool(wanted)
-    weights, biases = ([each.contiguous() for each in part] for part in (weights, biases))
+    weights = [weight.contiguous() for weight in weights]
+    biases = [bias.contiguous() for bias in biases]
     wanted = wanted or [False] * len(layers)
     bucketed = deep_supervision == 0
     order, starts = _buckets(layer, len(layers)) if bucketed else (None, None)
@@ -294,8 +296,8 @@ def _decode(layers, weights, biases, layer, labels, index, deep_supervision, wan
         outputs |= {"ONE_BLOCK": one_block, "ADD": add}
         grid = programs, len(layers)
         tiles.launch(selected_cross_entropy_kernel, grid, config, **given, **outputs)
-        found = grads.summed(weights[0].dtype) if learning else ([], [], [])
-        return loss.sum().to(weights[0].dtype), logits, *found
+        summed = grads.summed(weights[0].dtype) if learning else ([], [], [])
+        return loss.sum().to(weights[0].dtype), logits, *summed
 
     configs = CONFIGS if learning else LOGITS_CONFIGS
     return tiles.tuned("selected_cross_entropy", given, layers, configs, run)

@@ -1,4 +1,4 @@
-"""What enters at the public door, checked once: errors name the value seen and the way out."""
+"""Checks of the arguments of public functions; errors name the value and how to correct it."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "feat") -> None:
-    """`feat` is [rows, width] in the dtype and on the device of the parameter `like`."""
+    """Raise unless `feat` is [rows, width] with dtype and device of the parameter `like`."""
     if not isinstance(feat, Tensor) or not feat.is_floating_point():
         seen = feat.dtype if isinstance(feat, Tensor) else type(feat).__name__
         raise TypeError(f"{what} is {seen}; pass a {like.dtype} tensor, for instance feat.float()")
@@ -21,7 +21,7 @@ def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "f
 
 
 def check_dtype(feat: Tensor, like: Tensor, what: str) -> None:
-    """The dtype of the parameter `like`, which must be one that can be computed with."""
+    """Raise TypeError unless `feat` has the dtype of the parameter `like`, not half on a CPU."""
     if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
         raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
     if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
@@ -33,8 +33,8 @@ class NotFiniteError(ValueError):
 
 
 def check_finite(layers: Sequence[Tensor], first: int = 0, nodes: Tensor | None = None) -> None:
-    """A NaN or an infinity is named by its layer, counted from `first`, and its first node; rows
-    are those of `nodes`, if these are given."""
+    """Raise NotFiniteError with layer and node of the first NaN or infinity; layers are counted
+    from `first`, and rows are the nodes `nodes` if given."""
     for depth, h in enumerate(layers, first):
         if torch.isfinite(h.detach().sum()):
             continue
@@ -48,11 +48,13 @@ def check_finite(layers: Sequence[Tensor], first: int = 0, nodes: Tensor | None 
 
 
 def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor) -> list[Tensor]:
-    """One [N, D_l] tensor a layer; from blocks, the seeds are the first rows of every layer."""
+    """Return the layers as [N, D_l] tensors; in layers of blocks, the first rows are the seeds."""
     if len(layers) != len(in_feats):
         raise ValueError(f"got {len(layers)} layers, the head was made for {len(in_feats)}")
     rows = layers[-1].shape[0]
-    layers = [h if len(h) == rows else h[:rows] for h in layers]  # a slice costs a copy backward
+    layers = [
+        h if len(h) == rows else h[:rows] for h in layers
+    ]  # the gradient of a slice is a copy
     for depth, (h, width) in enumerate(zip(layers, in_feats, strict=True)):
         check_feat(h, rows, width, like, f"layer {depth}")
     check_finite(layers)
@@ -60,7 +62,7 @@ def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor
 
 
 def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
-    """int64 [rows], each -1 (not labelled) or below `n_classes`."""
+    """Return the labels as int64 [rows], each -1 (not labelled) or below `n_classes`."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
         seen = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"labels are {seen}; pass class numbers (int64), one per node")
@@ -85,7 +87,7 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
 
 
 def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
-    """int64 numbers below `rows` on `device`, from numbers or from a mask of all rows."""
+    """Return node numbers, int64 below `rows`, on `device`, from numbers or a mask of all rows."""
     if not isinstance(index, Tensor) or index.is_floating_point():
         seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
         raise TypeError(f"index is {seen}; pass node numbers (int64) or a bool mask")
@@ -100,19 +102,19 @@ def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
     index = index.long().contiguous()
     wrong = ((index < 0) | (index >= rows)).nonzero()
     if len(wrong):
-        raise ValueError(f"index holds node {index[wrong[0, 0]].item()}, there are {rows} nodes")
+        raise ValueError(f"index contains node {index[wrong[0, 0]].item()}, there are {rows} nodes")
     return index.to(device)
 
 
 def labelled(
     labels: Tensor, index: Tensor | None, n_classes: int, rows: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """(labels, index) of the labelled nodes among `index`, or among all rows."""
+    """Return (labels, index) of the labelled nodes among `index`, or among all rows."""
     if isinstance(labels, Tensor) and labels.device != device:
         raise ValueError(f"labels are on {labels.device}, the model on {device}; use .to()")
     labels = check_labels(labels, rows, n_classes)
-    everything = torch.arange(rows, device=device)
-    index = everything if index is None else check_index(index, rows, device)
+    nodes = torch.arange(rows, device=device)
+    index = nodes if index is None else check_index(index, rows, device)
     keep = labels[index] >= 0
     if not keep.any():
         why = "index is empty" if len(index) == 0 else f"all {len(index)} labels are -1"

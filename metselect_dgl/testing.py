@@ -1,4 +1,4 @@
-"""Cases and comparisons shared by tests and benchmarks."""
+"""Random inputs of the operators and comparisons of results, for tests and benchmarks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from . import functional as MF
 
 @dataclass
 class Case:
-    """Layers of a graph with class structure, and everything that the ops take."""
+    """Random layers with class structure, and the other arguments of the operators."""
 
     layers: list[Tensor]
     labels: Tensor
@@ -21,11 +21,11 @@ class Case:
     biases: list[Tensor]
 
     def picked(self, h: Tensor) -> Tensor:
-        """The rows of `index`."""
+        """Return the rows of `h` that `index` picks."""
         return h if self.index is None else h[self.index]
 
     def metric(self, shrinkage: str | float = "oas") -> dict:
-        """Means, factors and valid classes of the picked rows, in the dtype of the layers."""
+        """Return means, factors and valid classes of the picked rows, in the layers' dtype."""
         moments = MF.moments(self.layers, self.labels, self.n_classes, index=self.index)
         dtype = self.layers[0].dtype
         return {
@@ -45,30 +45,30 @@ def make_case(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Case:
-    """Random layers, correlated within and shifted between classes.
+    """Return random layers, correlated within classes and shifted between them.
 
-    `picked` rows out of `n` are used, in random order and some of them twice; `empty_class` gets
-    no node.
+    `picked` of the `n` rows are picked, in random order and some of them twice; `empty_class` has
+    no nodes.
     """
     draw = torch.Generator().manual_seed(seed)
-    every = torch.randint(n_classes, (n,), generator=draw)
+    classes = torch.randint(n_classes, (n,), generator=draw)
     if empty_class is not None:
-        every = every.where(every != empty_class, (empty_class + 1) % n_classes)
+        classes = classes.where(classes != empty_class, (empty_class + 1) % n_classes)
     index = None if picked is None else torch.randint(n, (picked,), generator=draw)
     layers, weights = [], []
     for width in widths:
         mix = torch.randn(width, width, generator=draw, dtype=torch.float64)
         means = 2 * torch.randn(n_classes, width, generator=draw, dtype=torch.float64)
         noise = torch.randn(n, width, generator=draw, dtype=torch.float64)
-        layers.append((means[every] + noise @ mix).to(dtype))
+        layers.append((means[classes] + noise @ mix).to(dtype))
         weights.append(torch.randn(n_classes, width, generator=draw, dtype=torch.float64).to(dtype))
     biases = [weight[:, 0].clone() for weight in weights]
-    labels = every if index is None else every[index]
+    labels = classes if index is None else classes[index]
     return Case(layers, labels, index, n_classes, weights, biases)
 
 
 def compressed_edges(src: Tensor, dst: Tensor, n_src: int, n_dst: int) -> tuple[Tensor, ...]:
-    """(indptr, indices, back_indptr, back_indices, back_edges) of the edges src -> dst."""
+    """Return (indptr, indices, back_indptr, back_indices, back_edges) of the edges src -> dst."""
 
     def starts(end: Tensor, n: int) -> Tensor:
         return torch.cat([end.new_zeros(1), torch.bincount(end, minlength=n).cumsum(0)])
@@ -81,24 +81,24 @@ def compressed_edges(src: Tensor, dst: Tensor, n_src: int, n_dst: int) -> tuple[
 
 
 def assert_close(actual: Tensor, exact: Tensor, plain: Tensor, factor: float = 2.0) -> None:
-    """`actual` is no further from the float64 result `exact` than `factor` times what `plain`,
-    the obvious torch expression in the same dtype, is, plus one rounding of the largest entry."""
+    """Assert that the largest error of `actual` against the float64 result `exact` is at most
+    `factor` times that of `plain`, the plain torch expression in the same dtype, plus one rounding
+    of the largest entry."""
     scale = exact.abs().nan_to_num(posinf=0).max() if exact.numel() else exact.new_zeros(())
     finite = torch.isfinite(exact)
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} != {tuple(exact.shape)}"
     assert torch.equal(torch.isfinite(actual), finite), "finite entries differ"
-    error, yardstick = (
-        (value[finite].double() - exact[finite]).abs().max()
-        if finite.any()
-        else exact.new_zeros(())
-        for value in (actual, plain)
+    if not finite.any():
+        return
+    error, plain_error = (
+        (value[finite].double() - exact[finite]).abs().max() for value in (actual, plain)
     )
-    allowed = factor * yardstick + torch.finfo(actual.dtype).eps * scale
-    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g} (plain {yardstick:.3g})"
+    allowed = factor * plain_error + torch.finfo(actual.dtype).eps * scale
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g} (plain {plain_error:.3g})"
 
 
 def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """d sum(function * fixed weights) / d inputs."""
+    """Return the gradients of sum(function * fixed weights) to the inputs."""
     inputs = [value.detach().clone().requires_grad_() for value in inputs]
     out = function(*inputs)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
