@@ -17,6 +17,7 @@ from metselect_dgl.data import NodeDataset
 from .baselines import ClassesLastGNN, PlainGNN
 from .runs import same_setting
 
+SAME_INDEX = "same-index"  # kind of FreshIndexEpochs
 BACKBONES = {"gcn": nn.GCN, "gat": nn.GAT, "gin": nn.GIN}
 
 
@@ -162,6 +163,27 @@ class Epochs:
         rounding = 1e-6 * max(gradient.norm().item() for gradient in found.values())
         for name, gradient in found.items():
             close(gradient, expected[name], f"gradient to {name}", 1e-2, rounding)
+
+
+class FreshIndexEpochs(Epochs):
+    """Epochs of MetSelect with `index` as in `kind`: the same object in every epoch, new node
+    numbers, or a new mask."""
+
+    def __init__(self, kind: str, size: Size, data) -> None:
+        super().__init__(PROVIDERS["MetSelect"], size, data)
+        self.kind = kind
+        self.mask = self.train.new_zeros(data.graph.num_nodes(), dtype=bool)
+        self.mask[self.train] = True
+        self.train = self.mask.nonzero().flatten()
+
+    def index(self) -> Tensor:
+        if self.kind == SAME_INDEX:
+            return self.train
+        return self.mask.clone() if self.kind == "fresh-mask" else self.mask.nonzero().flatten()
+
+    def loss(self) -> Tensor:
+        data = self.data
+        return self.model(self.graph, data.feat, labels=data.labels, index=self.index()).loss
 
 
 def _in_final(name: str) -> str:

@@ -16,7 +16,7 @@ from benchmarks.head_ops import OPS, implementations
 from benchmarks.head_ops import PROVIDERS as OP_PROVIDERS
 from benchmarks.inputs import Inputs, Rows
 from benchmarks.interleaved_timing import MIN_ROUNDS, paired_ratio, time_interleaved
-from benchmarks.models import PROVIDERS, ByReference, Epochs, Size
+from benchmarks.models import PROVIDERS, ByReference, Epochs, FreshIndexEpochs, Size
 from benchmarks.report import main, report
 from benchmarks.runs import Run, digits, disagreement, exponent
 from metselect_dgl import functional as MF
@@ -151,6 +151,13 @@ def test_epochs_match_the_reference(name, small):
     Epochs(PROVIDERS[name], Size(hidden=8), small).check()
 
 
+@pytest.mark.parametrize("kind", ["same-index", "fresh-index", "fresh-mask"])
+def test_epochs_with_a_fresh_index_match_the_reference(kind, small):
+    epochs = FreshIndexEpochs(kind, Size(hidden=8), small)
+    epochs.check()
+    assert (epochs.index() is epochs.index()) == (kind == "same-index")
+
+
 def test_a_wrong_epoch_is_detected(small):
     epochs = Epochs(PROVIDERS["MetSelect"], Size(hidden=8), small)
     with torch.no_grad():
@@ -254,6 +261,19 @@ def test_compare_with_a_saved_run(arxiv_dir, epochs_run):
 def test_keep_memory_needs_the_extension():
     done = bench("--keep-memory", "--collect-only", METSELECT_BACKEND="reference")
     assert done.returncode and "--keep-memory needs" in done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not (ROOT / ".venv/bin/python").exists(), reason="this checkout has no .venv")
+def test_steps_of_two_checkouts_are_compared():
+    """The same checkout twice: every step runs, and is reported with its ratio."""
+    command = [sys.executable, "benchmarks/compare_checkouts.py", ".", "."]
+    command += "--dataset hop_chain --sessions 1 --rounds 1 -k".split() + ["gcn MetSelect"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    rows = re.findall(r"^(\w+ gcn .*?)  +(\S+)  +(\S+)  ", done.stdout, re.M)
+    assert len(rows) == 7 and "error" not in done.stdout, done.stdout
+    for _, before, after in rows:
+        assert float(before) > 0 and float(after) > 0
 
 
 # python -m benchmarks.report
