@@ -4,9 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
+
+if TYPE_CHECKING:
+    from .nn import LayerSelect
 
 
 class Part(NamedTuple):
@@ -16,7 +19,7 @@ class Part(NamedTuple):
     fields: tuple[str, ...] = ()
     options: dict = {}  # noqa: RUF012  never written
 
-    def make(self, *args, **settings):
+    def make(self, *args, **settings) -> object:
         """Call the class."""
         from . import nn  # imports DGL, which `metselect doctor` must not need
 
@@ -123,7 +126,7 @@ class Config:
         if self.fanout < 1 and self.fanout != -1:
             raise ValueError(f"fanout is {self.fanout}; it must be at least 1, or -1 for all")
 
-    def build(self, in_feats: int, n_classes: int):
+    def build(self, in_feats: int, n_classes: int) -> "LayerSelect":
         """Return the model: the backbone with the selector."""
         backbone, selector = BACKBONES[self.backbone], SELECTORS[self.selector]
         names = ("num_layers", "dropout", "self_loop", "engine", *backbone.fields)

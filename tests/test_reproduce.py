@@ -27,7 +27,7 @@ from metselect_dgl.experiments.result_rows import (
 from metselect_dgl.experiments.results_page import write_page
 from metselect_dgl.experiments.run_configs import Execution
 from metselect_dgl.experiments.studies import STUDIES, Study
-from metselect_dgl.experiments.studies.accuracy_table import headline_table
+from metselect_dgl.experiments.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 
@@ -332,6 +332,32 @@ def test_table_2_by_hand(tmp_path):
     assert "| GCN, MetSelect |" not in page  # that is a row of the README's table
     assert final[-1] == "10.00<br>*2.77*"
     assert ours[-1] == "0.00<br>*0.97*"
+
+
+def headline_table(rows: list[dict]) -> str:
+    """Return the README's table: FinalSelect, MetSelect, their difference and the paper's."""
+    groups = rows_by_model(rows)
+    run = {dataset for _, _, dataset in groups}
+    columns = [dataset for dataset in paper.DATASETS if dataset in run]
+    table = []
+    for backbone, printed in paper.ACCURACY.items():
+        name = backbone.upper()
+        final_cells = [f"{name}, FinalSelect"]
+        cells = [f"{name}, MetSelect"]
+        differences = ["difference (standard error)"]
+        printed_cells = [f"paper, {name} + MetSelect"]
+        for dataset in columns:
+            final = groups.get((backbone, "final", dataset))
+            ours = groups.get((backbone, "metselect", dataset))
+            if not final or not ours:
+                break
+            final_cells.append(f"{accuracies(final).mean():.1f}")
+            cells.append(f"{accuracies(ours).mean():.1f}")
+            differences.append(format_difference(ours, final))
+            printed_cells.append(f"{printed['metselect'][dataset].mean:.1f}")
+        else:
+            table += [final_cells, cells, differences, printed_cells]
+    return markdown((["%", *columns], table))
 
 
 def test_headline_by_hand():

@@ -76,29 +76,3 @@ def gain_table(rows: Rows, backbone: str, selector: str) -> list[str]:
         table.append([bold, *(percent(column[title]) for column in columns.values())])
     model = f"{SELECTOR_TITLES[selector]}, {backbone.upper()}"
     return [markdown(([f"{model}, %", *columns], table))]
-
-
-def headline_table(rows: Rows) -> str:
-    """Return the README's table: FinalSelect, MetSelect, their difference and the paper's."""
-    groups = rows_by_model(rows)
-    run = {dataset for _, _, dataset in groups}
-    columns = [dataset for dataset in paper.DATASETS if dataset in run]
-    table = []
-    for backbone, printed in paper.ACCURACY.items():
-        name = backbone.upper()
-        final_cells = [f"{name}, FinalSelect"]
-        cells = [f"{name}, MetSelect"]
-        differences = ["difference (standard error)"]
-        printed_cells = [f"paper, {name} + MetSelect"]
-        for dataset in columns:
-            final = groups.get((backbone, "final", dataset))
-            ours = groups.get((backbone, "metselect", dataset))
-            if not final or not ours:
-                break
-            final_cells.append(f"{accuracies(final).mean():.1f}")
-            cells.append(f"{accuracies(ours).mean():.1f}")
-            differences.append(format_difference(ours, final))
-            printed_cells.append(f"{printed['metselect'][dataset].mean:.1f}")
-        else:
-            table += [final_cells, cells, differences, printed_cells]
-    return markdown((["%", *columns], table))
