@@ -20,20 +20,21 @@ def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("run", ["kernels", "ops"])
 def test_interpreted(elsewhere, run):
-    """The kernels' own tests, and those of the ops with the kernels on the CPU's dispatch key."""
-    status, said = elsewhere(run)
-    assert status == 0, said[-3000:]
-    assert int(re.search(r"(\d+) passed", said)[1]) > 20
+    """The tests of the kernels, and those of the ops with the kernels registered for the CPU."""
+    status, output = elsewhere(run)
+    assert status == 0, output[-3000:]
+    assert int(re.search(r"(\d+) passed", output)[1]) > 20
 
 
 class TestAheadOfTime:
-    """Machine code for GPUs that are not here."""
+    """Machine code for GPUs that are not present."""
 
     @pytest.fixture(scope="class")
     @classmethod
-    def found(cls):
-        """Every config of every kernel for every target; for one, also where the width allows no
-        wide reads, and in other precisions and dtypes. `make kernel-report` compiles the rest."""
+    def resources(cls):
+        """Compile all configs of all kernels for all targets; for one target, also with a width that
+        allows no vector loads, and in other precisions and dtypes. `make kernel-report` compiles
+        the rest."""
         from benchmarks.kernel_report import TARGETS, jobs, rows
 
         others = jobs([64], ["sm_80"], ["bfloat16", "float64"])
@@ -41,15 +42,15 @@ class TestAheadOfTime:
         return rows([*jobs([64], TARGETS), *jobs([37], ["sm_80"]), *others, *precise])
 
     @pytest.mark.timeout(900)
-    def test_nothing_spills(self, found):
-        assert [row for row in found if row["stack"] or row["spills"]] == []
+    def test_nothing_spills(self, resources):
+        assert [row for row in resources if row["stack"] or row["spills"]] == []
 
-    def test_everything_was_compiled(self, found):
+    def test_everything_was_compiled(self, resources):
         from benchmarks.kernel_report import TARGETS
 
-        assert {row["target"] for row in found} == set(TARGETS)
-        assert len({row["kernel"] for row in found}) == 12
-        assert all(row["registers"] > 0 for row in found)
+        assert {row["target"] for row in resources} == set(TARGETS)
+        assert len({row["kernel"] for row in resources}) == 12
+        assert all(row["registers"] > 0 for row in resources)
 
     @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
     def test_precision_reaches_the_products(self, monkeypatch, precision):
@@ -63,7 +64,7 @@ class TestAheadOfTime:
                     assert launch.constants["PRECISION"] == expected
 
     def test_slots_are_behind_a_barrier(self):
-        """The interpreter has one thread, and would not miss it."""
+        """The interpreter has one thread, so it cannot detect a missing barrier."""
         from benchmarks.kernel_report import calls
         from metselect_dgl.kernels import ahead
 
@@ -71,14 +72,14 @@ class TestAheadOfTime:
         assert "barrier" in ahead.compiled(launch, "sm_90").asm["ttir"]
 
     def test_one_of_everything(self):
-        """Triton compiles arguments that are 1 in."""
+        """Triton specialises kernels for arguments equal to 1."""
         from benchmarks.kernel_report import calls
         from metselect_dgl.kernels import ahead
 
         for call in calls(8, n=1, n_layers=1, n_classes=1).values():
             assert ahead.resources(ahead.caught(call)[-1], "sm_90")["spills"] == 0
 
-    def test_a_spill_is_seen(self):
+    def test_a_spill_is_reported(self):
         """A tile four times as large does not fit."""
         from benchmarks.kernel_report import calls
         from metselect_dgl.kernels import ahead
@@ -128,8 +129,8 @@ def test_kernels_are_used_with_a_cuda_build_of_torch():
     assert done.stdout.endswith(" False\n"), "imported before its first use"
 
 
-def test_the_fastest_config_is_taken_and_remembered(monkeypatch):
-    """Measuring and the device are made up."""
+def test_the_fastest_config_is_used_and_cached(monkeypatch):
+    """With a stub for the measurement and the device."""
     import torch
 
     from metselect_dgl.kernels import tiles
@@ -161,5 +162,5 @@ def test_the_fastest_config_is_taken_and_remembered(monkeypatch):
     for _ in range(2):
         assert tiles.tuned("op", given, layers, (slow, fast), run) == fast
     assert measured == [slow, fast]
-    monkeypatch.setattr(tiles, "_can_measure", lambda device: False)  # as in a graph's capture
+    monkeypatch.setattr(tiles, "_can_measure", lambda device: False)  # as while a graph is captured
     assert tiles.tuned("op", given, layers, (slow, fast), run) == fast
