@@ -1,5 +1,5 @@
-"""`make cuda-build-check`: builds the extension against torch's CUDA build, in a folder of its own,
-imports it and lists the CUDA kernels that it registers. Needs nvcc, but no GPU."""
+"""`make cuda-build-check`: build the extension against torch's CUDA build in a temporary folder,
+import it and list the CUDA kernels that it registers. Needs nvcc, but no GPU."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def stop(reason: str) -> None:
 
 
 def run(*command, **environment) -> str:
-    """Standard output of a command that must succeed."""
+    """Return the standard output of a command that must succeed."""
     done = subprocess.run(
         list(map(str, command)), env=os.environ | environment, stdout=subprocess.PIPE, text=True
     )
@@ -43,7 +43,7 @@ def pinned(*names: str) -> list[str]:
 
 
 def environment(folder: Path) -> Path:
-    """The Python of a virtual environment with torch's CUDA build and what setup.py needs."""
+    """Return the Python of a virtual environment with torch's CUDA build and setup.py's needs."""
     python = folder / "bin/python"
     if not python.exists():
         run(sys.executable, "-m", "venv", folder)
@@ -57,16 +57,16 @@ def environment(folder: Path) -> Path:
 
 
 def toolkit(python: Path) -> Path:
-    """CUDA_HOME, or the folder in which the nvcc in PATH, perhaps a wrapper, says it lives; else
-    one from packages."""
+    """Return CUDA_HOME, the folder that the nvcc in PATH (perhaps a wrapper) reports, or a toolkit
+    installed from packages."""
     version = run(python, "-c", "import torch; print(torch.version.cuda or '')").strip()
     if not version:
         stop("torch came without CUDA: the package index offers no CUDA build for this machine")
     home = os.environ.get("CUDA_HOME")
     if not home and (nvcc := shutil.which("nvcc")):
         asked = subprocess.run([nvcc, "--dryrun", "x.cu"], capture_output=True, text=True)
-        found = re.search(r"TOP=(.+)", asked.stderr)
-        home = os.path.realpath(found[1].strip()) if found else None
+        top = re.search(r"TOP=(.+)", asked.stderr)
+        home = os.path.realpath(top[1].strip()) if top else None
     if not home:
         return from_packages(python, version)
     release = re.search(r"release (\d+)\.", run(Path(home, "bin/nvcc"), "--version"))[1]
@@ -76,7 +76,7 @@ def toolkit(python: Path) -> Path:
 
 
 def from_packages(python: Path, version: str) -> Path:
-    """A toolkit made of packages of torch's CUDA version, beside torch's own CUDA libraries."""
+    """Install a toolkit of torch's CUDA version from packages, beside torch's CUDA libraries."""
     names = "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"
     wanted = [f"{name}=={version}.*" for name in names]
     print(f"no CUDA_HOME and no nvcc; installing {' '.join(wanted)}", flush=True)
@@ -85,7 +85,7 @@ def from_packages(python: Path, version: str) -> Path:
     home = Path(run(python, "-c", where).strip(), f"nvidia/cu{version.partition('.')[0]}")
     if not (home / "bin/nvcc").exists():
         stop(f"{' '.join(wanted)} brought no nvcc; install CUDA {version} and set CUDA_HOME")
-    for library in home.glob("lib/libcudart.so.*"):  # packages leave out the name to link with
+    for library in home.glob("lib/libcudart.so.*"):  # packages lack the name to link with
         (home / "lib/libcudart.so").unlink(missing_ok=True)
         (home / "lib/libcudart.so").symlink_to(library.name)
     if not (home / "lib64").exists():
@@ -101,7 +101,7 @@ def main() -> None:
     settings = {
         "CUDA_HOME": str(home),
         "METSELECT_BACKEND": "native",
-        # What matters is that it compiles, links and loads; -O3 would take much longer.
+        # Only compiling, linking and loading are checked; -O3 would take much longer.
         "METSELECT_CXXFLAGS": os.environ.get("METSELECT_CXXFLAGS", "-O0 -g0"),
     }
     built = folder / "lib-metselect"

@@ -1,7 +1,7 @@
 """The CUDA sources compiled by g++ over tests/emulation, and called from torch through ctypes.
 
-As a program, with a number of thread orders and libraries: judges each library in a process of its
-own, because a wrong one may crash or never end, and writes what it found to <library>.log.
+As a program, with a number of thread orders and libraries: tests each library in a new process,
+because a faulty one may crash or not terminate, and writes the result to <library>.log.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from metselect_dgl.testing import make_case
 
 ROOT = Path(__file__).parents[1]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]  # enum MetselectDtype
-CPU_SECONDS = 10  # a right kernel takes one or two
+CPU_SECONDS = 10  # a correct kernel takes one or two
 Result = tuple[Tensor, list[Tensor], list[Tensor]]
 
 
@@ -29,8 +29,8 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, *flags: str, edits: dict[str, str] | None = None, at: int = 0) -> Path:
-    """The library made of a copy of csrc/cuda with `edits`: in moments.cuh the occurrence number
-    `at` of each text is replaced. A library with edits knows float32 layers only, to save time."""
+    """Build a library from a copy of csrc/cuda with `edits`: in moments.cuh the occurrence number
+    `at` of each text is replaced. A library with edits supports only float32, to save time."""
     shutil.copytree(ROOT / "csrc/cuda", folder)
     kernel, launcher = folder / "moments.cuh", folder / "moments.cu"
     if edits:
@@ -94,10 +94,10 @@ class Emulated:
         seed: int = 0,
         into: Result | None = None,
     ) -> Result:
-        """What the op returns; or the same added to `into`. The order of threads is by `seed`."""
+        """Return the result of the op, or add it to `into`. `seed` fixes the order of threads."""
         count, sums, grams = into or _unwritten(shifts)
-        every = zip(layers, index, shifts, sums, grams, strict=True)
-        rows = (Layer * len(layers))(*(_layer(*each) for each in every))
+        per_layer = zip(layers, index, shifts, sums, grams, strict=True)
+        rows = (Layer * len(layers))(*(_layer(*tensors) for tensors in per_layer))
         batch = Batch(
             *(rows, len(layers), labels.data_ptr(), len(labels), len(count), count.data_ptr()),
             *(DTYPES.index(layers[0].dtype), into is not None, blocks),
@@ -114,28 +114,28 @@ class Emulated:
 
 
 def scenarios() -> dict[str, tuple]:
-    """Inputs in which every line of the kernel matters: several tiles, shares and pieces, also
-    scaled, with numbers that point outside, and no rows at all."""
+    """Return inputs that reach every line of the kernel: several tiles, shares and pieces, scaled
+    tiles, labels and indices out of range, and no rows."""
     case = make_case(300, (5, 130), empty_class=2, dtype=torch.float32)
     shifts = [h[:4].clone() for h in case.layers]
     index = torch.arange(300).flip(0).contiguous()
-    huge = [[1e20 * each for each in many] for many in (case.layers, shifts)]
+    huge = [[1e20 * tensor for tensor in tensors] for tensors in (case.layers, shifts)]
     usual = case.layers, case.labels, [None, index], shifts
-    found = {"usual": usual, "huge": (huge[0], case.labels, [None, None], huge[1])}
-    found["none"] = case.layers, case.labels[:0], [index[:0], index[:0]], shifts
+    inputs = {"usual": usual, "huge": (huge[0], case.labels, [None, None], huge[1])}
+    inputs["none"] = case.layers, case.labels[:0], [index[:0], index[:0]], shifts
     for number in (-1, 300):
         wrong = index.index_fill(0, torch.tensor([70]), number)
-        found[f"index {number}"] = (case.layers, case.labels, [index, wrong], shifts)
+        inputs[f"index {number}"] = (case.layers, case.labels, [index, wrong], shifts)
     for number in (-1, 4):
         wrong = case.labels.index_fill(0, torch.tensor([70]), number)
-        found[f"label {number}"] = (case.layers, wrong, [None, index], shifts)
-    return found
+        inputs[f"label {number}"] = (case.layers, wrong, [None, index], shifts)
+    return inputs
 
 
 def _unwritten(shifts: list[Tensor]) -> Result:
-    """NaN everywhere: an entry that is never written shows."""
+    """Return results filled with NaN, so that an entry that is not written is detected."""
     wide = [shift.new_full(shift.shape, torch.nan, dtype=torch.float64) for shift in shifts]
-    grams = [each.new_full(2 * each.shape[1:], torch.nan) for each in wide]
+    grams = [total.new_full(2 * total.shape[1:], torch.nan) for total in wide]
     return wide[0].new_full(wide[0].shape[:1], torch.nan), wide, grams
 
 
@@ -147,14 +147,14 @@ def _layer(h: Tensor, index: Tensor | None, shift: Tensor, total: Tensor, gram: 
 
 
 def same(a: Result, b: Result) -> bool:
-    """Whether all bits are."""
-    flat = [[many[0], *many[1], *many[2]] for many in (a, b)]
+    """Return whether two results are bitwise equal."""
+    flat = [[count, *sums, *grams] for count, sums, grams in (a, b)]
     pairs = zip(*flat, strict=True)
     return all(torch.equal(x.view(torch.int64), y.view(torch.int64)) for x, y in pairs)
 
 
-def judged(emulated: Emulated, seeds: int) -> str:
-    """How the scenarios tell that a kernel is wrong."""
+def fault(emulated: Emulated, seeds: int) -> str:
+    """Return the fault that the scenarios detect in a kernel."""
     for name, inputs in scenarios().items():
         try:
             first, *others = (
@@ -164,7 +164,7 @@ def judged(emulated: Emulated, seeds: int) -> str:
             return str(error)
         if not all(same(first, other) for other in others):
             return f"{name}: the order of threads matters"
-    return "nothing found"
+    return "no fault"
 
 
 def _main(seeds: str, *libraries: str) -> None:
@@ -173,7 +173,7 @@ def _main(seeds: str, *libraries: str) -> None:
         if child == 0:
             os.dup2(os.open(f"{library}.log", os.O_CREAT | os.O_WRONLY), 2)
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
-            print(judged(Emulated(library), int(seeds)), file=sys.stderr, flush=True)
+            print(fault(Emulated(library), int(seeds)), file=sys.stderr, flush=True)
             os._exit(0)
         if os.WIFSIGNALED(status := os.waitpid(child, 0)[1]):
             with open(f"{library}.log", "a") as log:

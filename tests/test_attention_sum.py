@@ -26,14 +26,14 @@ def threads(request):
 
 
 def random_ends(n_src: int, n_dst: int, n_edges: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ends of edges: low numbers have most of them, the last destination none."""
+    """Return the ends of edges: low node numbers have most of them, the last target none."""
     draw = torch.Generator().manual_seed(n_src + n_dst)
     src, dst = torch.rand(2, n_edges, generator=draw, dtype=torch.float64) ** 3
     return (src * n_src).long(), (dst * max(1, n_dst - 1)).long()
 
 
 def make_inputs(n_src=6, n_dst=5, n_edges=15, heads=2, width=3, dtype=torch.float64):
-    """(edges, (feat, source, target))"""
+    """Return (edges, (feat, source, target))."""
     draw = torch.Generator().manual_seed(n_edges)
     sizes = ((n_src, heads, width), (n_src, heads), (n_dst, heads))
     values = [torch.randn(s, generator=draw, dtype=torch.float64).to(dtype) for s in sizes]
@@ -48,7 +48,7 @@ def wide(values):
 @pytest.mark.parametrize("bipartite", [False, True], ids=["graph", "bipartite"])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_gat_conv(heads, bipartite, threads):
-    """The same layer, from the features to every gradient, with nodes without in-edges."""
+    """The same layer, forward and all gradients, with nodes without in-edges."""
     n_src, n_dst = (63, 40) if bipartite else (63, 63)
     ends = random_ends(n_src, n_dst, 400)
     if bipartite:
@@ -95,7 +95,7 @@ def test_float32_is_as_good_as_plain_torch(n, heads, width, threads):
 @pytest.mark.parametrize(("heads", "width"), [(1, 5), (3, 37), (4, 16)], ids=str)
 @pytest.mark.parametrize("n", [1, 63, 130])
 def test_float32_gradients_are_as_good_as_plain_torch(n, heads, width, threads):
-    """Over 16 draws: the gradients of a lone source are 0, and one rounding of 0 is luck."""
+    """Over 16 draws, because one draw may round a gradient of 0 to exactly 0."""
     edges, values = make_inputs(n, n + 7, 20 * n, heads, width, torch.float32)
     attention = OPS.attention_sum(*edges, *values, SLOPE)[1]
     _, exact = reference.attention_sum(*edges, *wide(values), SLOPE)
@@ -103,8 +103,8 @@ def test_float32_gradients_are_as_good_as_plain_torch(n, heads, width, threads):
     grads = [torch.randn(n + 7, heads, width, generator=draw) for _ in range(16)]
 
     def stacked(backward, grads, values, attention):
-        every = [backward(grad, *edges, *values, attention, SLOPE) for grad in grads]
-        return [torch.stack(kind) for kind in zip(*every, strict=True)]
+        results = [backward(grad, *edges, *values, attention, SLOPE) for grad in grads]
+        return [torch.stack(kind) for kind in zip(*results, strict=True)]
 
     ours, again = (stacked(OPS.attention_sum_backward, grads, values, attention) for _ in range(2))
     plain = stacked(reference.attention_sum_backward, grads, values, attention)
@@ -115,10 +115,10 @@ def test_float32_gradients_are_as_good_as_plain_torch(n, heads, width, threads):
 
 
 @pytest.mark.parametrize(("heads", "width"), [(3, 37), (4, 16)], ids=str)
-def test_a_single_in_edge_has_nothing_to_learn(heads, width):
-    """Its attention is 1 whatever the logit, so gradients to it are 0 to the last bit."""
-    every = torch.arange(63)
-    edges = compressed_edges(every, every, 63, 63)
+def test_a_single_in_edge_has_no_gradient(heads, width):
+    """Its attention is 1 for any logit, so the gradients to source and target are exactly 0."""
+    nodes = torch.arange(63)
+    edges = compressed_edges(nodes, nodes, 63, 63)
     _, values = make_inputs(63, 63, 63, heads, width, torch.float32)
     out, attention = OPS.attention_sum(*edges, *values, SLOPE)
     assert torch.equal(out, values[0]) and (attention == 1).all()
@@ -136,8 +136,8 @@ def test_gradcheck():
 
 def test_gradient_is_that_of_autograd_through_the_formula(threads):
     """Nodes with 300 edges beside nodes with 1."""
-    hub, every = torch.zeros(299, dtype=torch.long), torch.arange(300)
-    src, dst = torch.cat([hub, every, every[1:]]), torch.cat([every[1:], every, hub])
+    hub, nodes = torch.zeros(299, dtype=torch.long), torch.arange(300)
+    src, dst = torch.cat([hub, nodes, nodes[1:]]), torch.cat([nodes[1:], nodes, hub])
     edges = compressed_edges(src, dst, 300, 300)
     _, values = make_inputs(300, 300, heads=4, width=16)
     ours = gradients(lambda *v: OPS.attention_sum(*edges, *v, SLOPE)[0], values)
@@ -156,7 +156,7 @@ def test_attention_is_a_distribution_without_a_gradient():
             torch.testing.assert_close(attention[first:last].sum(0), torch.ones(2).double())
 
 
-def test_a_destination_without_edges_is_zero():
+def test_a_target_without_edges_is_zero():
     edges, values = make_inputs()
     out, _ = OPS.attention_sum(*edges, *values, SLOPE)
     assert (out[-1] == 0).all() and (out[0] != 0).all()
@@ -198,8 +198,8 @@ def test_strided_inputs():
 @native
 @pytest.mark.parametrize("number", [-1, 99])
 @pytest.mark.parametrize("which", [1, 3, 4], ids=["indices", "back_indices", "back_edges"])
-def test_numbers_that_point_outside_are_refused(which, number):
-    """Raw memory is read there: an error, not a crash."""
+def test_numbers_out_of_range_raise(which, number):
+    """An error instead of a read outside the tensor."""
     edges, values = make_inputs()
     attention = torch.rand(15, 2, dtype=torch.float64)
     grad = torch.zeros(5, 2, 3, dtype=torch.float64)
@@ -212,7 +212,7 @@ def test_numbers_that_point_outside_are_refused(which, number):
 
 
 @native
-def test_edges_that_do_not_fit_are_refused():
+def test_edges_of_wrong_shape_raise():
     (indptr, *rest), (feat, source, target) = make_inputs()
 
     def call(indptr, indices=rest[0], feat=feat, target=target):

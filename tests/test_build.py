@@ -1,4 +1,4 @@
-"""The build files: what sdist and wheels hold, that the pins agree, and how `make` words fail."""
+"""The build files: contents of sdist and wheels, agreement of the pins, failures of `make`."""
 
 import os
 import re
@@ -24,7 +24,7 @@ NO_COMPILER = pytest.mark.parametrize("cxx", ["/nonexistent", "false"], ids=["mi
 
 
 def copied(copy):
-    """A copy without .venv; nothing is built in the real one."""
+    """Return a copy without .venv; nothing is built in the checkout itself."""
     copy.mkdir()
     for name in BUILD_FILES:
         if (ROOT / name).is_dir():
@@ -43,7 +43,7 @@ def checkout(tmp_path):
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory):
-    """The source distribution, unpacked."""
+    """Return the folder of the unpacked source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
     command = [sys.executable, "setup.py", "-q", "sdist", "-d", folder]
     env = os.environ | {"CXX": "/nonexistent", "METSELECT_BACKEND": "auto"}
@@ -55,7 +55,7 @@ def sdist(tmp_path_factory):
 
 @pytest.fixture
 def sources(sdist, tmp_path):
-    """A copy of the sdist to build in, with one op only: compiling them all takes too long."""
+    """Return a copy of the sdist with one operator only, because compiling all takes too long."""
     copy = shutil.copytree(sdist, tmp_path / "sources")
     for file in (copy / "csrc/cpu").iterdir():
         if file.stem not in ("module", "moments"):
@@ -64,7 +64,7 @@ def sources(sdist, tmp_path):
 
 
 def installed(sources, **env):
-    """The folder of an unpacked wheel."""
+    """Build a wheel and return the folder it is unpacked in."""
     command = "-m pip wheel --quiet --no-build-isolation --no-deps --no-index -w wheels .".split()
     subprocess.run([sys.executable, *command], cwd=sources, env=os.environ | env, check=True)
     (wheel,) = sources.glob("wheels/*.whl")
@@ -74,14 +74,14 @@ def installed(sources, **env):
 
 
 def python(site, *arguments, backend="auto"):
-    """Run what is in `site`; -S hides an editable install, which would lend its extension."""
+    """Run Python on the package in `site`; -S hides an editable install and its extension."""
     path = os.pathsep.join([str(site), *filter(None, sys.path)])
     env = os.environ | {"PYTHONPATH": path, "METSELECT_BACKEND": backend}
     command = [sys.executable, "-S", "-P", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
-# Prints who serves, after comparing one op with the reference.
+# Compares one operator with the reference, and prints whether the extension is used.
 MOMENTS = """
 import torch
 from metselect_dgl import ops, reference
@@ -102,7 +102,7 @@ def make(folder, *words, **env):
 
 
 def sentences(done):
-    """What a failed set-up says, apart from make's own last line."""
+    """Return the messages of a failed setup without make's own last line."""
     return [line for line in done.stderr.splitlines() if not line.startswith("make")]
 
 
@@ -131,7 +131,7 @@ def test_wheel(sources):
     assert len(list(site.glob("metselect_dgl/_C.*.so"))) == 1
     done = python(site, "-c", MOMENTS, backend="native")
     assert done.stdout == "True\n", done.stderr
-    assert "built and serving" in python(site, "-m", "metselect_dgl", "doctor").stdout
+    assert "built and used" in python(site, "-m", "metselect_dgl", "doctor").stdout
 
 
 @NO_COMPILER
@@ -140,11 +140,12 @@ def test_wheel_without_compiler(sources, cxx):
     assert not list(site.rglob("*.so"))
     done = python(site, "-c", MOMENTS)
     assert done.stdout == "False\n", done.stderr
-    said = python(site, "-m", "metselect_dgl", "doctor").stdout
-    assert said.count("not built") == said.count("pip install --no-build-isolation") == 1
-    assert "the pure PyTorch reference serves" in said
+    report = python(site, "-m", "metselect_dgl", "doctor").stdout
+    assert report.count("extension  off  the extension is not built") == 1
+    assert report.count("pip install --no-build-isolation") == 1
+    assert "the ops run as plain torch" in report
     done = python(site, "-c", MOMENTS, backend="native")
-    assert "METSELECT_BACKEND=native, but the extension cannot be imported" in done.stderr
+    assert "METSELECT_BACKEND=native, but the extension is not built" in done.stderr
 
 
 def build_in_place(sources, **env):
@@ -159,9 +160,9 @@ def build_in_place(sources, **env):
 def test_build_without_compiler(sources, cxx, backend):
     done = build_in_place(sources, CXX=cxx, METSELECT_BACKEND=backend)
     assert done.returncode == (backend == "native")
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
-    assert cxx in said
-    assert ("the ops will run in plain torch" in said) == (backend == "auto")
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
+    assert cxx in message
+    assert ("the ops will run in plain torch" in message) == (backend == "auto")
 
 
 def test_a_failed_build_leaves_no_outdated_extension(sources):
@@ -172,8 +173,8 @@ def test_a_failed_build_leaves_no_outdated_extension(sources):
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
-def test_the_cpu_is_served_where_cuda_cannot_be_built(sources, tmp_path):
-    """torch says that it has CUDA, and there is an nvcc, which fails."""
+def test_the_cpu_extension_is_built_where_cuda_cannot_be(sources, tmp_path):
+    """torch reports CUDA and there is an nvcc, which fails."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvcc").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin/nvcc").chmod(0o755)
@@ -192,11 +193,11 @@ def test_the_cpu_is_served_where_cuda_cannot_be_built(sources, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    (said,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
-    assert "the CUDA ops could not be built" in said
-    assert "nvcc" in said
-    served = python(sources, "-c", MOMENTS, backend="native")
-    assert served.stdout == "True\n", served.stderr
+    (message,) = (line for line in done.stderr.splitlines() if line.startswith("metselect-dgl: "))
+    assert "the CUDA ops could not be built" in message
+    assert "nvcc" in message
+    done = python(sources, "-c", MOMENTS, backend="native")
+    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
@@ -217,7 +218,7 @@ def test_pins_agree():
     assert f'"{ogb}"' in setup
 
 
-def test_lock_serves_what_the_package_asks_for():
+def test_lock_satisfies_the_requirements_of_the_package():
     asked = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(), re.DOTALL)[1]
     names = re.findall(r'"([A-Za-z]+)', asked)
     assert set(names) <= {line.split("==")[0] for line in pins("requirements.txt")}
@@ -258,7 +259,7 @@ def test_setup_without_python(checkout, python):
     done = make(checkout, "setup", PYTHON=python)
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"'{python}' is not Python 3.11; install it" in sentence
+    assert f"Python 3.11 is needed and '{python}' is not it" in sentence
 
 
 def test_setup_without_venv_module(checkout, tmp_path):
@@ -302,4 +303,4 @@ def test_sanitize_without_its_runtime(checkout, tmp_path):
     done = make(checkout, "sanitize", CXX=str(compiler))
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"'{compiler}' has no libasan.so; use GCC" in sentence
+    assert f"'{compiler}' brings no libasan.so; use GCC" in sentence

@@ -1,4 +1,4 @@
-"""class_distances: against scipy, by its laws, and its gradient."""
+"""class_distances: against scipy, invariances, and the gradient."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,8 @@ def test_float32_is_as_good_as_plain_torch(n, widths):
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 9999))
 def test_affine_invariance(seed):
-    """h -> W h + b with an invertible W changes no distance: why the paper's transform is moot."""
+    """h -> W h + b with an invertible W does not change distances, so the paper's transform has no
+    effect."""
     case = make_case(80, widths=(6,), seed=seed)
     draw = torch.Generator().manual_seed(seed)
     w = torch.randn(6, 6, generator=draw, dtype=torch.float64) + 3 * torch.eye(6)
@@ -101,8 +102,8 @@ def test_gradient_is_that_of_autograd_through_the_formula():
     del metric["valid"]
 
     def formula(*layers):
-        every = zip(layers, metric["means"], metric["factors"], strict=True)
-        return torch.stack([((h[:, None] - m) @ r.T).square().sum(-1) for h, m, r in every])
+        triples = zip(layers, metric["means"], metric["factors"], strict=True)
+        return torch.stack([((h[:, None] - m) @ r.T).square().sum(-1) for h, m, r in triples])
 
     ours = gradients(lambda *layers: MF.class_distances(layers, **metric), case.layers)
     for a, b in zip(ours, gradients(formula, case.layers), strict=True):

@@ -1,4 +1,4 @@
-"""torch.compile of a whole head: what eager gives, in training and in evaluation.
+"""torch.compile of a head gives the results of eager mode, in training and in evaluation.
 
 The checks of inputs break the graph; the pieces between them must still agree.
 """
@@ -16,7 +16,7 @@ INDEX = torch.arange(0, 300, 2)
 
 
 def steps(loss: str, modes: list[str], wrap) -> list:
-    """Loss, logits, layer, score and gradients of a gradient step in each of the modes."""
+    """Return loss, logits, layer, score and gradients of a gradient step in each mode."""
     torch.manual_seed(0)
     head = MetSelectHead([5, 8], 4, loss=loss)
     head.fit(CASE.layers, CASE.labels)

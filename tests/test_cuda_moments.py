@@ -1,5 +1,5 @@
-"""The CUDA moments, emulated on the CPU, against the float64 reference; that the emulation would
-catch a missing barrier or mask; and what nvcc makes of the kernels."""
+"""The CUDA moments, emulated on the CPU, against the float64 reference; detection of a missing
+barrier or mask by the emulation; registers of the kernels compiled by nvcc."""
 
 import os
 import subprocess
@@ -22,26 +22,27 @@ pytestmark = pytest.mark.skipif(cuda.compiler() is None, reason="there is no C++
 
 
 def runtime() -> str | None:
-    """What a sanitized library needs loaded ahead of Python, as in `make sanitize`."""
+    """Return the libraries to preload for a sanitized library, as in `make sanitize`."""
     if cuda.compiler() is None:
         return None
     ask = [[cuda.compiler(), f"-print-file-name={name}"] for name in ("libasan.so", "libstdc++.so")]
-    found = [subprocess.run(each, capture_output=True, text=True).stdout.strip() for each in ask]
-    return " ".join(found) if all(map(os.path.exists, found)) else None
+    paths = [subprocess.run(command, capture_output=True, text=True).stdout for command in ask]
+    paths = [path.strip() for path in paths]
+    return " ".join(paths) if all(map(os.path.exists, paths)) else None
 
 
 sanitizer = pytest.mark.skipif(runtime() is None, reason="the C++ compiler brings no libasan.so")
 
 
 def python(*arguments, **environment) -> subprocess.CompletedProcess:
-    """Run these in another process."""
+    """Run Python with these arguments in a new process."""
     command = [sys.executable, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(cuda.ROOT)} | environment
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def sanitized(*arguments) -> subprocess.CompletedProcess:
-    """The same, able to load a sanitized library."""
+    """Run Python as `python` does, with the libraries of the sanitizer preloaded."""
     options = "detect_leaks=0:detect_stack_use_after_return=0"
     return python(
         *arguments, LD_PRELOAD=runtime(), ASAN_OPTIONS=options, METSELECT_BACKEND="reference"
@@ -55,32 +56,32 @@ def emulated(tmp_path_factory):
 
 
 def wide(tensors):
-    return [each.double() for each in tensors]
+    return [tensor.double() for tensor in tensors]
 
 
 def check(result, inputs, unit=1.0):
-    """`result` in units of the features is as near to float64 as plain float32 torch is."""
+    """Assert that `result`, in units of the features, is as close to float64 as float32 torch."""
     layers, labels, index, shifts = inputs
     exact = reference.moments(wide(layers), labels, index, wide(shifts))
     plain = reference.moments(*inputs)
     assert torch.equal(result[0], exact[0])
     for kind, power in ((1, 1), (2, 2)):
-        for every in zip(result[kind], exact[kind], plain[kind], strict=True):
-            ours, right, yardstick = (each / unit**power for each in every)
+        for values in zip(result[kind], exact[kind], plain[kind], strict=True):
+            ours, right, yardstick = (value / unit**power for value in values)
             assert_close(ours.float(), right, yardstick.float())
     for gram in result[2]:
         assert torch.equal(gram, gram.T)
 
 
 def inputs_of(case, shifts=None):
-    """The arguments of the op, with shifts that no class mean is near."""
+    """Return the arguments of the op, with shifts far from the class means."""
     if shifts is None:
         shifts = [torch.zeros(4, h.shape[1]).copy_(h[:1] / 2) for h in case.layers]
     return case.layers, case.labels, len(case.layers) * [case.index], shifts
 
 
 class TestKernel:
-    """Runs once as it is and once with AddressSanitizer."""
+    """Run once in this process and once with AddressSanitizer."""
 
     @pytest.mark.parametrize("blocks", [1, 20, 1000])
     @pytest.mark.parametrize("picked", [None, 150, 0], ids=["all", "picked", "none"])
@@ -92,7 +93,7 @@ class TestKernel:
 
     @pytest.mark.parametrize("dtype", cuda.DTYPES, ids=str)
     def test_whole_numbers_are_exact(self, emulated, dtype):
-        """Sums of small integers round nowhere, in whatever order and dtype."""
+        """Sums of small integers are exact in any order and dtype."""
         draw = torch.Generator().manual_seed(0)
         layers = [torch.randint(-8, 9, (300, width), generator=draw) for width in WIDTHS]
         labels = torch.randint(3, (300,), generator=draw)
@@ -140,7 +141,7 @@ class TestKernel:
 
     @pytest.mark.parametrize("scale", [1e20, 1e-20, 1e-30, 1e38, 1e-43])
     def test_scale(self, emulated, scale):
-        """Squares that float32 cannot hold."""
+        """Squares overflow or underflow in float32."""
         case = make_case(200, (9, 130), dtype=torch.float32)
         case.layers = [h / h.abs().max() * scale for h in case.layers]
         inputs = inputs_of(case)
@@ -148,8 +149,8 @@ class TestKernel:
 
     @pytest.mark.parametrize("first", [0, 64], ids=["left", "right"])
     def test_columns_of_other_scale(self, emulated, first):
-        """A tile of tiny columns beside one of huge ones keeps its digits; one scale for both
-        would lose them."""
+        """A tile of tiny columns beside one of huge columns is as accurate as alone; one scale for
+        both would lose its digits."""
         scale = torch.full((128,), 1e-20)
         scale[first : first + 64] = 1e20
         case = make_case(100, (128,), dtype=torch.float32)
@@ -180,19 +181,19 @@ class TestKernel:
         assert all(cuda.same(first, other) for other in others)
 
     def test_batch_by_batch(self, emulated):
-        """Added into the same buffers, without a copy."""
+        """Batches are added to the same buffers, without a copy."""
         case = make_case(300, WIDTHS, picked=280, dtype=torch.float32)
         layers, labels, index, shifts = inputs_of(case)
         into = None
         for some in (slice(0, 130), slice(130, 131), slice(131, 131), slice(131, 280)):
-            picked = [each[some].contiguous() for each in index]
+            picked = [rows[some].contiguous() for rows in index]
             batch = layers, labels[some].contiguous(), picked, shifts
             into = emulated.moments(*batch, blocks=20, into=into)
         check(into, (layers, labels, index, shifts))
 
     @pytest.mark.parametrize("number", [-1, 300])
-    def test_index_outside(self, emulated, number):
-        """The layer is NaN throughout, the other one and the counts are as always."""
+    def test_index_out_of_range(self, emulated, number):
+        """All results of the layer are NaN; those of the other layer and the counts are not."""
         inputs = cuda.scenarios()[f"index {number}"]
         count, sums, grams = emulated.moments(*inputs, blocks=40)
         layers, labels, index, shifts = inputs
@@ -201,12 +202,12 @@ class TestKernel:
         assert grams[1].isnan().all()
 
     @pytest.mark.parametrize("number", [-1, 4])
-    def test_label_outside(self, emulated, number):
+    def test_label_out_of_range(self, emulated, number):
         count, sums, grams = emulated.moments(*cuda.scenarios()[f"label {number}"], blocks=40)
-        assert all(each.isnan().all() for each in (count, *sums, *grams))
+        assert all(result.isnan().all() for result in (count, *sums, *grams))
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-    def test_what_is_not_finite_stays_so(self, emulated, value):
+    def test_nan_and_infinity_propagate(self, emulated, value):
         case = make_case(100, (70,), dtype=torch.float32)
         case.layers[0][50, 3] = value
         layers, labels, index, shifts = inputs_of(case)
@@ -225,9 +226,9 @@ def test_with_address_sanitizer():
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def verdicts(folder, edits, seeds=4, flags=(), run=python) -> dict[str, str]:
-    """What is found of the kernel with each of the edits (texts, their replacements, and which
-    occurrence of the text is meant)."""
+def detected(folder, edits, seeds=4, flags=(), run=python) -> dict[str, str]:
+    """Return the faults detected in the kernel with each of the edits (a replacement of texts, and
+    the number of the occurrence to replace)."""
     libraries = {
         name: cuda.build(folder / name, *flags, edits=edit, at=at)
         for name, (edit, at) in edits.items()
@@ -237,18 +238,18 @@ def verdicts(folder, edits, seeds=4, flags=(), run=python) -> dict[str, str]:
     return {name: Path(f"{library}.log").read_text() for name, library in libraries.items()}
 
 
-def test_a_dropped_barrier_is_caught(tmp_path):
-    """Each of them; the kernel as it is passes."""
+def test_a_missing_barrier_is_detected(tmp_path):
+    """For each barrier; the unchanged kernel passes."""
     barrier = "__syncthreads();"
     barriers = (cuda.ROOT / "csrc/cuda/moments.cuh").read_text().count(barrier)
     edits = {str(number): ({barrier: ";"}, number) for number in range(barriers)}
     diverging = {barrier: f"if (threadIdx.x != 3) {barrier}"}
-    found = verdicts(tmp_path, {"none": ({}, 0), "diverging": (diverging, 0), **edits})
-    assert found.pop("none") == "nothing found\n"
-    assert "divergent barrier: thread" in found.pop("diverging")
-    assert len(found) == barriers == 6
-    for number, said in found.items():
-        assert "the order of threads matters" in said or "ended by signal" in said, (number, said)
+    faults = detected(tmp_path, {"none": ({}, 0), "diverging": (diverging, 0), **edits})
+    assert faults.pop("none") == "no fault\n"
+    assert "divergent barrier: thread" in faults.pop("diverging")
+    assert len(faults) == barriers == 6
+    for number, log in faults.items():
+        assert "the order of threads matters" in log or "ended by signal" in log, (number, log)
 
 
 MASKS = {
@@ -261,20 +262,20 @@ MASKS = {
 
 
 @sanitizer
-def test_a_dropped_mask_is_caught(tmp_path):
+def test_a_missing_mask_is_detected(tmp_path):
     edits = {name: (edit, 0) for name, edit in {"none": {}, **MASKS}.items()}
-    found = verdicts(tmp_path, edits, 1, ("-fsanitize=address", "-g1"), sanitized)
-    assert found.pop("none").endswith("nothing found\n")
-    for name, said in found.items():
-        assert "AddressSanitizer: heap-buffer-overflow" in said, (name, said)
+    faults = detected(tmp_path, edits, 1, ("-fsanitize=address", "-g1"), sanitized)
+    assert faults.pop("none").endswith("no fault\n")
+    for name, log in faults.items():
+        assert "AddressSanitizer: heap-buffer-overflow" in log, (name, log)
 
 
 @pytest.mark.skipif(nvcc() is None, reason="there is no nvcc")
 def test_registers():
-    found = rows()
-    assert {row["target"] for row in found} == {"sm_80", "sm_90"}
-    assert len(found) == 2 * (len(cuda.DTYPES) + 1)
-    for row in found:
+    resources = rows()
+    assert {row["target"] for row in resources} == {"sm_80", "sm_90"}
+    assert len(resources) == 2 * (len(cuda.DTYPES) + 1)
+    for row in resources:
         assert row["stack"] == row["spills"] == 0, row
         assert row["shared"] <= 48 * 1024, row
         three_blocks = 65536 // (3 * 256)

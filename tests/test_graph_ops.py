@@ -13,7 +13,7 @@ OPS = torch.ops.metselect
 
 
 def edges(targets: int, sources: int, n_edges: int, seed: int = 0) -> tuple:
-    """Random CSR, by target and by source, and the dense matrix."""
+    """Return random edges by target and by source, and the dense matrix."""
     draw = torch.Generator().manual_seed(seed)
     at = torch.randint(targets, (n_edges,), generator=draw)
     source = torch.randint(sources, (n_edges,), generator=draw)
@@ -88,7 +88,7 @@ def test_neighbour_sum_compiles_into_one_graph():
     not ops.NATIVE,
     reason="the extension is not built, or METSELECT_BACKEND is reference",
 )
-def test_edges_that_point_outside_are_refused():
+def test_edges_out_of_range_raise():
     (indptr, indices, *back), _ = edges(7, 9, 30)  # and no weights
     h = torch.zeros(9, 2)
     with pytest.raises(IndexError, match="indices"):
@@ -141,7 +141,7 @@ def test_linear_relu_gradient():
 
 @pytest.mark.parametrize("shape", [(1, 1), (63, 130), (700, 40)])
 def test_a_sparse_matrix_times_weights(shape):
-    """Numbers on the edges: rows of a matrix that is mostly 0 times a dense one."""
+    """Edge weights: a sparse matrix times a dense one."""
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(shape, generator=draw) * (torch.rand(shape, generator=draw) < 0.05)
     weight = torch.randn(shape[1], 37, generator=draw)

@@ -1,4 +1,4 @@
-"""int32 labels and node numbers give what int64 ones give, on both engines."""
+"""int32 labels and node numbers give the results of int64, with and without the extension."""
 
 import os
 import subprocess
@@ -22,9 +22,9 @@ def leaves() -> list[torch.Tensor]:
 
 
 def moments(labels, index, layer):
-    found = MF.moments(CASE.layers, labels, 4, index=index)
+    result = MF.moments(CASE.layers, labels, 4, index=index)
     fourth = MF.fourth_moments(CASE.layers, labels, METRIC["means"], index)
-    return found.count, *found.shifts, *found.sums, *found.grams, fourth
+    return result.count, *result.shifts, *result.sums, *result.grams, fourth
 
 
 def select_layer(labels, index, layer):

@@ -1,4 +1,4 @@
-"""moments: Eq. 2 and 3 against plain formulas, streaming, merging, and numbers far from 1."""
+"""moments: Eq. 2 and 3 against plain formulas, streaming, merging, and extreme scales."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from metselect_dgl.testing import assert_close, make_case
 
 
 def pooled(h: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Within-class covariance with denominator |T| - 1, class by class in numpy."""
+    """Return the within-class covariance with denominator |T| - 1, class by class in numpy."""
     scatter = sum(np.cov(h[y == c].T, bias=True) * (y == c).sum() for c in np.unique(y))
     return scatter / (len(y) - 1)
 
@@ -64,7 +64,7 @@ def test_far_from_zero(mean):
 
 
 def test_stale_shift():
-    """A shift of an earlier step, ten deviations away, costs float32 digits but not the sign."""
+    """A shift ten deviations away, of an earlier step, costs float32 digits but not the sign."""
     case = make_case(400, widths=(8,), dtype=torch.float32)
     fresh = MF.moments(case.layers, case.labels, 4)
     stale = MF.moments(case.layers, case.labels, 4, shifts=[fresh.shifts[0] + 30.0])
@@ -106,7 +106,7 @@ def test_node_order_does_not_matter(seed):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(-20, 20), st.sampled_from([torch.float32, torch.float64]))
 def test_scale(power, dtype):
-    """float32 cannot hold the square of 1e20; the covariance is right all the same."""
+    """The square of 1e20 overflows float32; the covariance is still right."""
     case = make_case(80, dtype=dtype)
     scale = 10.0**power
     plain = MF.moments(case.layers, case.labels, 4).covariances()
@@ -152,14 +152,14 @@ def test_near_the_end_of_float32():
 
 @pytest.mark.parametrize("picked", [None, 40], ids=["all", "picked"])
 def test_batch_by_batch(picked):
-    """An accumulator that takes in batches holds what one pass finds."""
+    """Moments accumulated over batches are those of one pass."""
     case = make_case(90, (5, 8), picked=picked)
     whole = MF.moments(case.layers, case.labels, 4, index=case.index)
-    every = torch.arange(90) if case.index is None else case.index
-    parts = MF.moments(case.layers, case.labels[:7], 4, index=every[:7])
-    for start in range(7, len(every), 20):
+    nodes = torch.arange(90) if case.index is None else case.index
+    parts = MF.moments(case.layers, case.labels[:7], 4, index=nodes[:7])
+    for start in range(7, len(nodes), 20):
         some = slice(start, start + 20)
-        parts.add(case.layers, case.labels[some], every[some])
+        parts.add(case.layers, case.labels[some], nodes[some])
     assert torch.equal(parts.count, whole.count)
     for a, b in zip(parts.means(), whole.means(), strict=True):
         torch.testing.assert_close(a, b)
@@ -167,8 +167,8 @@ def test_batch_by_batch(picked):
         torch.testing.assert_close(a, b)
 
 
-def test_of_a_linear_image():
-    """Moments of W h + b without making it, and put in among other layers."""
+def test_moments_of_a_linear_image():
+    """Moments of W h + b without computing it, inserted among other layers."""
     case = make_case(90, (5, 8))
     weight, bias = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     direct = MF.moments([case.layers[0] @ weight.T + bias, case.layers[1]], case.labels, 4)

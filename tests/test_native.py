@@ -64,7 +64,7 @@ def test_a_request_that_cannot_be_met_raises():
 @pytest.mark.parametrize("n_classes", [1, 15, 16, 17, 40])
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 600])
 def test_class_distances_around_the_blocks(n, n_classes, dtype):
-    """Of 4 rows and 16 classes, and tiles of 512 rows."""
+    """Sizes around blocks of 4 rows and 16 classes and tiles of 512 rows."""
     draw = torch.Generator().manual_seed(n)
     h, mean, factor = (
         torch.randn(size, generator=draw, dtype=torch.float64)
@@ -72,12 +72,12 @@ def test_class_distances_around_the_blocks(n, n_classes, dtype):
     )
     valid = torch.arange(n_classes) != n_classes - 2
     exact = reference.class_distances([h], [mean], [factor], valid, [None])
-    given = [[each.to(dtype)] for each in (h, mean, factor)]
-    found = OPS.class_distances(*given, valid, [None])
+    given = [[tensor.to(dtype)] for tensor in (h, mean, factor)]
+    actual = OPS.class_distances(*given, valid, [None])
     if dtype == torch.float64:
-        torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+        torch.testing.assert_close(actual, exact, rtol=1e-12, atol=0)
     else:
-        assert_close(found, exact, reference.class_distances(*given, valid, [None]))
+        assert_close(actual, exact, reference.class_distances(*given, valid, [None]))
 
 
 @native
@@ -97,11 +97,12 @@ class TestAgainstTheReference:
         torch.set_num_threads(before)
 
     def both(self, name, *inputs):
-        """(native float32, reference float64, reference float32), and twice the same bits."""
+        """Return (native float32, reference float64, reference float32); two native calls agree
+        bitwise."""
 
         def wide(value):
             if isinstance(value, list):
-                return [wide(each) for each in value]
+                return [wide(entry) for entry in value]
             floating = isinstance(value, torch.Tensor) and value.is_floating_point()
             return value.double() if floating else value
 
@@ -161,8 +162,8 @@ class TestAgainstTheReference:
         grad = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
         inputs = grad, self.case.layers, self.case.weights, self.choice(), self.index
         results = self.both("selected_logits_backward", *inputs)
-        for every in zip(*results, strict=True):
-            for a, b, c in zip(*every, strict=True):
+        for parts in zip(*results, strict=True):
+            for a, b, c in zip(*parts, strict=True):
                 assert_close(a, b, c)
 
     @pytest.mark.parametrize("keep", [True, False], ids=["logits", "no-logits"])
@@ -185,8 +186,8 @@ class TestAgainstTheReference:
             assert_close(a, b, c)
         assert ours[3].shape == (0,), "the gradient that was not wanted"
 
-    def test_layers_that_hold_other_rows(self):
-        """The first layer whole with an index, the others with just the picked rows."""
+    def test_layers_with_different_rows(self):
+        """The first layer has all rows and an index, the others only the picked rows."""
         rows = [self.case.picked(h) for h in self.case.layers]
         layers, index = [self.case.layers[0], *rows[1:]], [self.case.index, None, None]
         mean, factor, valid = self.metric()[1:]
@@ -230,7 +231,7 @@ def test_layers_of_any_layout(layout):
 
 
 @native
-def test_wrong_labels_are_refused():
+def test_wrong_labels_raise():
     case = make_case(20, (3,))
     shifts = [torch.zeros(4, 3, dtype=torch.float64)]
     with pytest.raises(RuntimeError, match="labels must be a contiguous int64 vector"):
@@ -243,8 +244,8 @@ def test_wrong_labels_are_refused():
 
 @native
 @pytest.mark.parametrize("number", [-1, 20])
-def test_numbers_that_point_outside_are_refused(number):
-    """Raw memory is read there: an error, not a crash."""
+def test_numbers_out_of_range_raise(number):
+    """An error instead of a read outside the tensor."""
     case = make_case(20, (3,))
     metric, t = tuple(case.metric().values()), torch.ones(1, dtype=torch.float64)
     index, one = torch.tensor([0, number]), torch.tensor([0, 0])
@@ -262,7 +263,7 @@ def test_numbers_that_point_outside_are_refused(number):
 
 
 @native
-def test_shapes_that_do_not_fit_are_refused():
+def test_wrong_shapes_raise():
     case = make_case(20, (3,))
     means, factors, valid = case.metric().values()
     with pytest.raises(RuntimeError, match="layer 0 has shape"):
@@ -290,8 +291,8 @@ def test_shapes_that_do_not_fit_are_refused():
 
 
 @native
-def test_what_is_not_a_number_stays_so():
-    """A score must not come out of it as certainty."""
+def test_nan_propagates():
+    """A NaN must not become a confident score."""
     case = make_case(20, (3,))
     case.layers[0][0, 0] = torch.inf
     metric, t = make_case(20, (3,)).metric().values(), torch.ones(1, dtype=torch.float64)
@@ -303,7 +304,7 @@ def test_what_is_not_a_number_stays_so():
 @native
 @unsanitized
 def test_freed_memory_is_kept():
-    """Pages of a freed tensor serve the next one of its size."""
+    """The pages of a freed tensor are reused by the next one of its size."""
     code = """
 import resource, torch
 from metselect_dgl import ops
@@ -332,6 +333,6 @@ def test_nothing_is_kept_without_the_extension():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("run", ["reference"])
 def test_the_ops_pass_their_tests_on_the_reference(elsewhere, run):
-    """Where the extension is built, the other tests run on it; these run without."""
-    status, said = elsewhere(run)
-    assert status == 0, said[-3000:]
+    """Where the extension is built, the other tests use it; this run uses the reference."""
+    status, output = elsewhere(run)
+    assert status == 0, output[-3000:]

@@ -31,7 +31,7 @@ def arguments(name: str, picked: int | None) -> tuple:
         torch.randn(size, dtype=torch.float64, requires_grad=not name.endswith("backward"))
         for size in ((5, 2, 3), (5, 2), (8, 2))
     )
-    loops = torch.arange(21), torch.arange(20, dtype=torch.int32)  # each node its own neighbour
+    loops = torch.arange(21), torch.arange(20, dtype=torch.int32)  # self-loops
     weight = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     out = torch.randn(20, 4, dtype=torch.float64)
     return {

@@ -1,4 +1,4 @@
-"""select_layer and metric_logits: hand-worked choices, LDA posteriors, rules, ties, collapse."""
+"""select_layer and metric_logits: worked examples, LDA posteriors, rules, ties, collapse."""
 
 import math
 
@@ -34,10 +34,10 @@ HAND = {
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_by_hand(options, layer, score):
-    chosen, answer, found = MF.select_layer(**HAND, **options)
+    selected, answer, actual = MF.select_layer(**HAND, **options)
     assert chosen.item() == layer
     assert answer.item() == 0
-    assert found.item() == pytest.approx(score, abs=1e-6)
+    assert actual.item() == pytest.approx(score, abs=1e-6)
 
 
 def test_posterior_is_that_of_lda():
@@ -57,8 +57,8 @@ def test_linear_logits_are_the_distances():
     metric, t = case.metric(), torch.tensor([0.7, 2.0]).double()
     dist2 = MF.class_distances(case.layers, **metric)
     expected = (-dist2 / (2 * t[:, None, None])).log_softmax(-1)
-    found = MF.metric_logits(case.layers, **metric, temperature=t).log_softmax(-1)
-    torch.testing.assert_close(found, expected)
+    actual = MF.metric_logits(case.layers, **metric, temperature=t).log_softmax(-1)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("phase", ["training", "inference"])
@@ -88,7 +88,7 @@ def test_rules_from_the_distances(rule, picked, phase):
 
 
 def test_log_odds_do_not_saturate():
-    """float32 probabilities are 1.0 in both layers; the log-odds still tell them apart."""
+    """float32 probabilities are 1.0 in both layers; the log-odds still differ."""
     logits = torch.tensor([[0.0, -40.0, -50.0], [0.0, -60.0, -55.0]])
     assert (logits.softmax(-1)[:, 0] == 1).all()
     odds = MF.log_odds(logits)
@@ -105,7 +105,7 @@ def test_log_odds_do_not_saturate():
 )
 @pytest.mark.parametrize("rule", MF.RULES)
 def test_collapsed_layer_is_never_selected(rule, labels):
-    """All means equal and K = 0: every distance is 0, which a bare argmin would take."""
+    """All means equal and K = 0: every distance is 0, which a plain argmin would select."""
     case = make_case(50, widths=(4, 4, 4))
     case.layers[1] = torch.full_like(case.layers[1], 3.0)
     layer, _, score = MF.select_layer(case.layers, **case.metric(), labels=labels, rule=rule)
@@ -137,7 +137,7 @@ def test_missing_class_is_never_the_answer():
 
 
 def test_far_outlier_keeps_its_digits():
-    """float32 distances of 1e10 would swallow the difference between classes."""
+    """The difference between classes is below the rounding of float32 distances of 1e10."""
     case = make_case(300, widths=(8,), dtype=torch.float32)
     metric = case.metric()
     far = [case.layers[0][:5] * 1e5]

@@ -16,7 +16,7 @@ def setup(n=21, widths=(3, 5, 4), picked=None, layer=None):
 
 
 def by_node(case, layer, layers, weights, biases):
-    """One node at a time."""
+    """Return the logits, one node at a time."""
     index = range(len(layer)) if case.index is None else case.index.tolist()
     pairs = zip(index, layer.tolist(), strict=True)
     return torch.stack([weights[l] @ layers[l][i] + biases[l] for i, l in pairs])
@@ -24,11 +24,11 @@ def by_node(case, layer, layers, weights, biases):
 
 def objective(case, layers, weights, biases, logits, deep):
     loss = F.cross_entropy(logits, case.labels)
-    every = [
+    per_layer = [
         F.cross_entropy(case.picked(h) @ w.T + b, case.labels)
         for h, w, b in zip(layers, weights, biases, strict=True)
     ]
-    return loss + deep * sum(every) / len(every)
+    return loss + deep * sum(per_layer) / len(per_layer)
 
 
 @pytest.mark.parametrize("deep", [0.0, 0.7])
@@ -49,13 +49,13 @@ def test_loss_logits_and_gradients(picked, deep):
         logits = by_node(case, layer, *parts)
         return objective(case, *parts, logits, deep), logits
 
-    found, expected = [], []
-    for function, out in ((ours, found), (plain, expected)):
+    actual, expected = [], []
+    for function, out in ((ours, actual), (plain, expected)):
         leaves = [value.clone().requires_grad_() for value in inputs]
         loss, logits = function(*leaves)
         weight = torch.linspace(-1, 1, logits.numel()).view_as(logits)
         out += [loss, logits, *torch.autograd.grad(3 * loss + (weight * logits).sum(), leaves)]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -77,7 +77,7 @@ def test_gradcheck(deep, picked):
 
 
 def test_unselected_decoders_get_a_zero_gradient():
-    """None would stop a distributed run, and a layer from training."""
+    """A gradient of None would stop a distributed run."""
     case, layer = setup(layer=1)
     leaves = [w.clone().requires_grad_() for w in case.weights]
     MF.selected_cross_entropy(case.layers, leaves, case.biases, layer, case.labels)[0].backward()

@@ -63,7 +63,7 @@ class TestAheadOfTime:
                     assert launch.constants["PRECISION"] == expected
 
     def test_slots_are_behind_a_barrier(self):
-        """The interpreter has one thread, and would not miss it."""
+        """The interpreter has one thread, so it cannot detect a missing barrier."""
         from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
 
@@ -71,7 +71,7 @@ class TestAheadOfTime:
         assert "barrier" in compile_ahead.compiled(launch, "sm_90").asm["ttir"]
 
     def test_one_of_everything(self):
-        """Triton compiles arguments that are 1 in."""
+        """Triton specialises kernels for arguments equal to 1."""
         from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls
 
@@ -79,7 +79,7 @@ class TestAheadOfTime:
             *_, launch = compile_ahead.recorded_launches(call)
             assert compile_ahead.resources(launch, "sm_90")["spills"] == 0
 
-    def test_a_spill_is_seen(self):
+    def test_a_spill_is_reported(self):
         """A tile four times as large does not fit."""
         from benchmarks import compile_ahead
         from benchmarks.kernel_report import calls

@@ -1,4 +1,4 @@
-"""whitening: shrinkage against scikit-learn, and data on which a bare Cholesky fails."""
+"""whitening: shrinkage against scikit-learn, and data on which a plain Cholesky fails."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from metselect_dgl.testing import make_case
 
 
 def centred(case):
-    """Rows minus their class mean, which is what scikit-learn is asked about."""
+    """Return the moments and the rows minus their class means, the input for scikit-learn."""
     moments = MF.moments(case.layers, case.labels, case.n_classes)
     pairs = zip(case.layers, moments.means(), strict=True)
     return moments, [(h - mean[case.labels]).numpy() for h, mean in pairs]
@@ -74,8 +74,8 @@ def test_degenerate_layers_stay_finite(kind, scale, shrinkage):
     assert own.mean() > 1
 
 
-def test_scale_does_not_change_the_choice():
-    """An absolute floor under the eigenvalues would."""
+def test_scale_does_not_change_the_selection():
+    """An absolute lower bound of the eigenvalues would change it."""
     case = make_case(60, dtype=torch.float32)
     plain = MF.select_layer(case.layers, **case.metric())
     case.layers[1] = case.layers[1] * 1e-6
@@ -91,7 +91,7 @@ def test_collapsed_layer_is_zero():
 
 
 def test_one_node_a_class():
-    """No covariance to speak of: distances are measured in the spread of the means."""
+    """The covariance is 0: distances are relative to the spread of the means."""
     h = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
     moments = MF.moments([h], torch.arange(3), 3)
     factor = MF.whitening(moments)[0]
@@ -107,7 +107,7 @@ def test_unknown_shrinkage(value):
         MF.whitening(moments, value)
 
 
-def test_ledoit_wolf_wants_its_second_pass():
+def test_ledoit_wolf_needs_fourth_moments():
     moments, _ = centred(make_case(30))
     with pytest.raises(ValueError, match="fourth"):
         MF.whitening(moments, "ledoit_wolf")
@@ -115,7 +115,7 @@ def test_ledoit_wolf_wants_its_second_pass():
 
 @pytest.mark.parametrize("width", [2, 3, 5])
 def test_rank_one_without_shrinkage(width):
-    """The error of float32 sums is larger than a floor of one rounding unit."""
+    """The error of float32 sums is larger than one rounding unit of the variance."""
     for seed in range(30):
         draw = torch.Generator().manual_seed(seed)
         h = torch.randn(4000, 1, generator=draw) @ torch.randn(1, width, generator=draw)

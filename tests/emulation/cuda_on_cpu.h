@@ -1,8 +1,7 @@
-// CUDA kernels on the CPU, one block after the other: every thread of a block is a fiber, which
-// runs alone until it reaches a barrier or its end. Between two barriers the threads run in an
-// order drawn from a seed, so a barrier that is missing shows as a result that depends on the seed.
-// Shared memory lives on the heap in its exact size, for AddressSanitizer, and starts with huge
-// numbers.
+// Runs CUDA kernels on the CPU, one block after the other. Each thread of a block is a fiber, which
+// runs until it reaches a barrier or its end. Between two barriers the threads run in a random
+// order, so with a missing barrier the result depends on the seed. Shared memory is on the heap in
+// its exact size, for AddressSanitizer, and is initialised with huge numbers.
 #pragma once
 
 #include <stdint.h>
@@ -47,8 +46,8 @@ inline size_t started;
 inline Thread* running;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
-inline char* shared;    // of the block, made by the first thread that asks
-inline uint64_t state;  // of the random numbers
+inline char* shared;    // of the block, allocated by the first thread that uses it
+inline uint64_t state;  // of the random number generator
 inline std::string error;
 inline int processors = 2;
 
@@ -68,8 +67,8 @@ inline void enter(unsigned number) {
   threadIdx = dim3(number);
 }
 
-// A fiber starts one thread after the other until one of them waits at a barrier; from then on it
-// belongs to that thread. So a kernel without barriers costs a single fiber.
+// A fiber runs one thread after the other until one of them waits at a barrier, and then stays with
+// that thread. A kernel without barriers thus needs a single fiber.
 inline void run_fiber() {
   do {
     body();
@@ -101,7 +100,7 @@ inline void start_threads() {
   }
 }
 
-// The line of the barrier at which all threads wait; 0 when they have ended.
+// Returns the line of the barrier at which all threads wait, 0 when they have ended.
 inline int meeting_line() {
   const int line = threads[0].waits_at;
   for (unsigned number : order) {

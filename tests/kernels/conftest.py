@@ -1,4 +1,4 @@
-"""These tests run where Triton interprets: `tests/test_triton.py` starts a process for them."""
+"""These tests need Triton's interpreter: `tests/test_triton.py` starts a process for them."""
 
 import os
 

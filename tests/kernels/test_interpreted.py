@@ -14,18 +14,19 @@ T = torch.tensor([1.0, 2.0, 0.5])
 
 def wide(value):
     if isinstance(value, list):
-        return [wide(each) for each in value]
+        return [wide(entry) for entry in value]
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def flat(result) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
-    return [each for part in result for each in flat(part)]
+    return [tensor for part in result for tensor in flat(part)]
 
 
 def check(name: str, *inputs) -> list[Tensor]:
-    """No further from the reference in float64 than the reference is; twice the same bits."""
+    """Assert that errors against the float64 reference are at most twice those of the float32
+    reference, and that two calls agree bitwise."""
     kernel, plain = getattr(kernels, name), getattr(reference, name)
     ours, again = flat(kernel(*inputs)), flat(kernel(*inputs))
     torch.testing.assert_close(ours, again, rtol=0, atol=0, equal_nan=True)
@@ -37,8 +38,8 @@ def check(name: str, *inputs) -> list[Tensor]:
 
 
 def joined(results) -> list[Tensor]:
-    """The outputs of several calls, one after the other."""
-    return [torch.cat(each) for each in zip(*results, strict=True)]
+    """Concatenate the outputs of several calls."""
+    return [torch.cat(parts) for parts in zip(*results, strict=True)]
 
 
 def check_choice(*inputs) -> None:
@@ -46,12 +47,13 @@ def check_choice(*inputs) -> None:
 
 
 def check_choices(calls: list[tuple]) -> None:
-    """select_layer: where rounding does not decide between layers, everything is the same. The rows
-    of all calls are looked at together: the error of a single number is no yardstick."""
-    ours, again = (joined(kernels.select_layer(*each) for each in calls) for _ in range(2))
+    """Assert that select_layer agrees with the reference except where rounding decides between
+    layers. The rows of all calls are compared together, because the error of a single number may
+    be 0 by chance."""
+    ours, again = (joined(kernels.select_layer(*inputs) for inputs in calls) for _ in range(2))
     torch.testing.assert_close(ours, again, rtol=0, atol=0)
-    exact = joined(reference.select_layer(*map(wide, each)) for each in calls)
-    rough = joined(reference.select_layer(*each) for each in calls)
+    exact = joined(reference.select_layer(*map(wide, inputs)) for inputs in calls)
+    rough = joined(reference.select_layer(*inputs) for inputs in calls)
     same = ours[0] == exact[0]
     assert same.sum() >= (rough[0] == exact[0]).sum()
     assert torch.equal(ours[1][same], exact[1][same])
@@ -100,8 +102,8 @@ class TestSizes:
             cases += [make_case(1, WIDTHS, seed=seed, **options) for seed in range(1, 8)]
         check_choices(
             [
-                (each.layers, *metric(), T, self.index, each.labels if guided else None, rule)
-                for each in cases
+                (case.layers, *metric(), T, self.index, case.labels if guided else None, rule)
+                for case in cases
             ]
         )
 
@@ -121,7 +123,7 @@ class TestSizes:
 
 
 def test_float64():
-    """The same kernels in float64, where nothing hides behind rounding."""
+    """The same kernels in float64, where rounding does not hide errors."""
     case = make_case(40, WIDTHS, picked=70, empty_class=2)
     index, known = [case.index] * 3, metric(dtype=torch.float64)
     grad = random(3, 70, 4).double()
@@ -137,7 +139,7 @@ def test_float64():
 
 
 def surrounded(h: Tensor) -> Tensor:
-    """The same numbers inside memory that is not a number."""
+    """Return the same numbers inside memory filled with NaN."""
     out = torch.full((len(h) + 4, 2 * h.shape[1] + 3), torch.nan)[2:-2, 1 : 1 + h.shape[1]]
     return out.copy_(h)
 
@@ -164,7 +166,7 @@ def test_layers_of_any_layout(layout):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_layers(dtype):
-    """Features of half the size, everything else in float32: against the same features in full."""
+    """Half-precision features and float32 constants, against the same features in float32."""
     case = make_case(33, (8, 37), picked=50, dtype=torch.float32)
     known, index = metric((8, 37)), [case.index] * 2
     narrow = [h.to(dtype) for h in case.layers]
@@ -195,7 +197,7 @@ def test_narrow_layers(dtype):
 
 
 def test_layers_of_different_dtypes():
-    """As autocast may leave them: in the widest of the dtypes, gradients in that of each layer."""
+    """Layers of different dtypes under autocast: gradients have the dtype of their layer."""
     case = make_case(33, (8, 37), dtype=torch.float32)
     layers = [case.layers[0].bfloat16().requires_grad_(), case.layers[1].requires_grad_()]
     same = [layers[0].detach().float(), layers[1].detach()]
@@ -219,8 +221,8 @@ def test_layers_of_different_dtypes():
         torch.testing.assert_close(mixed, plain)
 
 
-def test_layers_that_hold_other_rows():
-    """The first layer whole with an index, the others with just the picked rows."""
+def test_layers_with_different_rows():
+    """The first layer has all rows and an index, the others only the picked rows."""
     case = make_case(40, WIDTHS, picked=20, dtype=torch.float32)
     layers = [case.layers[0], *(case.picked(h) for h in case.layers[1:])]
     index = [case.index, None, None]
@@ -243,7 +245,7 @@ def test_layers_that_hold_other_rows():
     ("n", "width", "n_classes"), [(40, 3, 1024), (9, 512, 3), (40, 16, 1), (40, 37, 70)]
 )
 def test_wide_and_many_classes(n, width, n_classes):
-    """Loops over features and over classes, and none of them."""
+    """Several blocks of features and of classes, or one of each."""
     case = make_case(n, (width,), n_classes, dtype=torch.float32)
     case.weights = [weight / width**0.5 for weight in case.weights]  # logits as of a network
     known = metric((width,), n_classes, None)
@@ -257,7 +259,7 @@ def test_wide_and_many_classes(n, width, n_classes):
 
 @pytest.mark.parametrize("shape", [(20, 20), (9, 20), (33, 20)], ids=str)
 def test_factors_that_are_not_triangular(shape):
-    """Of a layer that is seen through a linear map."""
+    """Factors with a linear map of the layer multiplied in."""
     case = make_case(40, (20,), dtype=torch.float32)
     means, _, valid = metric((20,))
     known = means, [random(*shape)], valid
@@ -267,18 +269,18 @@ def test_factors_that_are_not_triangular(shape):
 
 
 def test_small_distances_between_large_vectors():
-    """Directions of very different spread: digits that |z|^2 - 2 <z, m> + |m|^2 would lose."""
+    """Directions of very different spread, where |z|^2 - 2 <z, m> + |m|^2 cancels."""
     case = make_case(60, (20,), dtype=torch.float64)
     case.layers[0] = case.layers[0] * torch.logspace(-3, 1, 20) + 50 * case.labels[:, None]
     known = case.metric(0.0)
-    low = [[each.float() for each in known[name]] for name in ("means", "factors")]
+    low = [[tensor.float() for tensor in known[name]] for name in ("means", "factors")]
     inputs = [case.layers[0].float()], *low, known["valid"], [None]
     check("class_distances", *inputs)
     check("class_distances_backward", random(1, 60, 4), *inputs)
 
 
 def test_rows_beyond_32_bits():
-    """Two rows 9 GB apart, in memory that is reserved and hardly touched."""
+    """Two rows 9 GB apart, in reserved memory that is mostly not written."""
     apart = 2_300_000_000
     try:
         memory = torch.empty(apart + 64)
@@ -299,7 +301,7 @@ def test_rows_beyond_32_bits():
     torch.testing.assert_close(dist2, plain, rtol=0, atol=0)
 
 
-def test_a_collapsed_layer_is_never_chosen():
+def test_a_collapsed_layer_is_never_selected():
     case = make_case(20, (5, 5), dtype=torch.float32)
     means, factors, valid = metric((5, 5))
     dead = [torch.zeros(5, 5), factors[1]]
@@ -311,7 +313,7 @@ def test_a_collapsed_layer_is_never_chosen():
         assert (kernels.select_layer(*inputs)[0] == 0).all()
 
 
-def test_what_is_not_a_number_stays_so():
+def test_nan_propagates():
     case = make_case(20, (3,), dtype=torch.float32)
     case.layers[0][3, 1] = torch.inf
     known = metric((3,))
@@ -324,11 +326,11 @@ def test_a_class_without_nodes_may_have_any_mean():
     case, known = make_case(20, (5,), dtype=torch.float32), metric((5,))
     plain = kernels.select_layer(case.layers, *known, T[:1], [None], None, "confidence")
     known[0][0][2] = torch.nan
-    found = kernels.select_layer(case.layers, *known, T[:1], [None], None, "confidence")
-    torch.testing.assert_close(found, plain, rtol=0, atol=0)
+    actual = kernels.select_layer(case.layers, *known, T[:1], [None], None, "confidence")
+    torch.testing.assert_close(actual, plain, rtol=0, atol=0)
 
 
-def test_inputs_that_kernels_cannot_read_are_refused():
+def test_inputs_that_kernels_cannot_read_raise():
     case, known = make_case(20, (5,), dtype=torch.float32), metric((5,))
     numbers = torch.arange(20)
     with pytest.raises(
@@ -343,7 +345,7 @@ def test_inputs_that_kernels_cannot_read_are_refused():
 
 
 def test_a_scaled_loss_saves_small_gradients():
-    """float16 cannot hold a gradient of 1e-9; it can after the loss was scaled."""
+    """A gradient of 1e-9 underflows in float16 unless the loss is scaled."""
     case = make_case(30, (8,), dtype=torch.float32)
     weights = [1e-8 * weight for weight in case.weights]
     choice, rest = torch.zeros(30, dtype=torch.long), (case.labels, [None], 0.0, [True], False)
@@ -359,8 +361,8 @@ def test_a_scaled_loss_saves_small_gradients():
 
 
 @pytest.mark.parametrize("number", [-1, 20, 2**40])
-def test_numbers_that_point_outside(number):
-    """No memory is read or written there; what was asked of that row is not a number."""
+def test_numbers_out_of_range(number):
+    """No memory is read or written there; the results of that row are NaN."""
     case = make_case(20, (3,), dtype=torch.float32)
     known, index, y = metric((3,)), [torch.tensor([4, number, 5])], torch.tensor([0, 1, 1])
     wrong = torch.tensor([False, True, False])

@@ -1,4 +1,4 @@
-"""Faults planted in a copy of the kernels are found by the same comparison that passes without."""
+"""A fault in a copy of the kernels fails the comparison that passes without the fault."""
 
 import importlib
 import shutil
@@ -65,7 +65,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_found(fault, tmp_path, monkeypatch):
+def test_fault_is_detected(fault, tmp_path, monkeypatch):
     file, text, instead, comparison = FAULTS[fault]
     comparison()
     package = "planted_" + fault.replace(" ", "_")
