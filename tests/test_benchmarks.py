@@ -267,7 +267,7 @@ def test_keep_memory_needs_the_extension():
 def test_steps_of_two_checkouts_are_compared():
     """The same checkout twice: every step runs, and is reported with its ratio."""
     command = [sys.executable, "benchmarks/compare_checkouts.py", ".", "."]
-    command += "--dataset hop_chain --sessions 1 --rounds 1 -k".split() + ["gcn MetSelect"]
+    command += [*"--dataset hop_chain --sessions 1 --rounds 1 -k".split(), "gcn MetSelect"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     rows = re.findall(r"^(\w+ gcn .*?)  +(\S+)  +(\S+)  ", done.stdout, re.M)
