@@ -1,35 +1,43 @@
-"""What the head must cost on a GPU: bytes, FLOP and launches of every op, and the times they imply.
+"""Predict the time of MetSelect's head on GPUs from its memory traffic, FLOP and kernel launches.
 
-Nothing here was run on a GPU: every time is predicted, except the paper's epochs, which its authors
-measured. Assumptions:
+No time in this file was measured on a GPU, except the paper's epochs, which its authors measured.
 
-- An op takes max(bytes / (0.8 bandwidth), FLOP / (0.6 rate)) + launches x 10 us: nothing overlaps
-  with a launch, and an op's traffic and arithmetic overlap fully. The fused kernels reach 0.3 of
-  the rate: their float32 products read most operands from shared memory.
-- `eager` and `reference`: every aten op is one kernel that reads its inputs and writes its results
-  once, from and to DRAM; a gather or scatter-add touches the smaller of its rows and its table.
-  That is generous: nonzero, logsumexp or index_put take several kernels, and waits for the host
-  are not counted. Tests count both on the code itself.
-- `fused`: a tile of rows is read from DRAM once and again from L2; sums over rows go through
-  slots, written and read once: for the decoders 2 of float32 on each multiprocessor, for the
-  moments 3 of float64. The moments are always made on the FP32 units.
-- A Cholesky factor, an inverse or a triangular solve of D columns is D / 8 dependent launches.
-- Products of float32 run on the FP32 units, with `--precision tf32` on the tensor cores (the V100
-  has none for them). An exponential or logarithm counts as 8 FLOP. Caches keep nothing else.
+- An op takes max(bytes / (0.8 bandwidth), FLOP / (0.6 peak rate)) + launches x 10 us. The fused
+  kernels reach 0.3 of the peak rate: their float32 products read operands from shared memory.
+- `eager` (the paper's formula and a plain loss in torch) and `reference` (plain torch, used without
+  Triton) are counted while the code runs on the CPU: every aten op is one kernel that reads its
+  inputs and writes its results once; a gather or scatter moves only the selected rows; FLOP are
+  those of matrix products. This is a lower bound: some ops take several kernels.
+- `fused` (Triton and CUDA) is counted likewise, with formulas for the fused kernels: a tile of rows
+  is read from DRAM once, and sums over rows pass through slots, written and read once.
+- A Cholesky factor, inverse or triangular solve of D columns counts as D / 8 launches.
+- float32 products run on the FP32 units; with --precision tf32 on the tensor cores (not on a V100,
+  and not for the moments). An exponential or logarithm counts as 8 FLOP.
 """
 
 import argparse
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from metselect_dgl import functional as MF
+from metselect_dgl import reference
 from metselect_dgl.experiments.paper import EPOCH_SECONDS
+from metselect_dgl.experiments.tables import markdown
+from metselect_dgl.testing import make_case
 
-from . import costs
-from .costs import BESIDE, HEAD, Cost, Size, symbols
+from .baselines import paper_formula, plain_loss
 
 
 @dataclass(frozen=True)
 class GPU:
-    """Published peaks: bytes/s, FLOP/s of the FP32 units, of dense tf32 (0: none), and SMs."""
+    """Published peaks: bytes/s, FLOP/s of the FP32 units and of dense tf32 (0: none), and SMs."""
 
     name: str
     bandwidth: float
@@ -37,227 +45,249 @@ class GPU:
     tf32: float
     multiprocessors: int
 
-    def rate(self, precision: str) -> float:
-        return self.tf32 if precision == "tf32" and self.tf32 else self.fp32
 
-    def size(self, size: Size) -> Size:
-        return replace(size, M=self.multiprocessors)
-
-
-# As published for the V100 (SXM2, 32 GB), A100 (SXM4, 80 GB) and H100 (SXM5, 80 GB).
-GPUS = {
-    "V100": GPU("V100", 900e9, 15.7e12, 0, 80),
-    "A100": GPU("A100", 2039e9, 19.5e12, 156e12, 108),
-    "H100": GPU("H100", 3350e9, 66.9e12, 494.7e12, 132),
-}
+V100 = GPU("V100", 900e9, 15.7e12, 0, 80)  # SXM2
+A100 = GPU("A100", 2039e9, 19.5e12, 156e12, 108)  # SXM4, 80 GB
+H100 = GPU("H100", 3350e9, 66.9e12, 494.7e12, 132)  # SXM5
+GPUS = (V100, A100, H100)
 
 
 @dataclass(frozen=True)
-class Model:
-    """How a cost becomes seconds."""
+class Size:
+    """N nodes, n labelled rows, L layers, C classes, D features; by default those of ogbn-arxiv."""
 
-    bandwidth_share: float = 0.8
-    rate_share: float = 0.6
-    fused_rate_share: float = 0.3
-    launch: float = 10e-6
-    precision: str = "ieee"
-
-    def of(self, path: str) -> "Model":
-        """As it applies to a path."""
-        return replace(self, rate_share=self.fused_rate_share) if path == "fused" else self
-
-    def seconds(self, cost: Cost, gpu: GPU) -> float:
-        traffic = cost.bytes / (self.bandwidth_share * gpu.bandwidth)
-        products = cost.matmul / (self.rate_share * gpu.rate(self.precision))
-        arithmetic = products + cost.other / (self.rate_share * gpu.fp32)
-        return max(traffic, arithmetic) + cost.launches * self.launch
+    N: int = 169_343
+    n: int = 90_941
+    L: int = 3
+    C: int = 40
+    D: int = 64
 
 
-DEFAULT = Model()
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of DRAM traffic, FLOP of matrix products, other FLOP, kernel launches."""
+
+    bytes: float = 0
+    products: float = 0
+    other: float = 0
+    launches: float = 0
+
+    def __add__(self, more: "Cost") -> "Cost":
+        pairs = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Cost(*(mine + theirs for mine, theirs in pairs))
+
+    def seconds(self, gpu: GPU, fused: bool = False, precision: str = "ieee") -> float:
+        share = 0.3 if fused else 0.6
+        rate = gpu.tf32 if precision == "tf32" and gpu.tf32 else gpu.fp32
+        arithmetic = (self.products / rate + self.other / gpu.fp32) / share
+        return max(self.bytes / (0.8 * gpu.bandwidth), arithmetic) + self.launches * 10e-6
 
 
-def head_costs(path: str, size: Size) -> dict[str, Cost]:
-    """Of the ops of a path's head."""
-    return {name: op(**size.letters()) for name, op in HEAD[path].items()}
-
-
-def head_seconds(path: str, size: Size, gpu: GPU, model: Model = DEFAULT) -> float:
-    costs_of = head_costs(path, gpu.size(size)).values()
-    return sum(model.of(path).seconds(cost, gpu) for cost in costs_of)
-
-
-def _formula(cost: Cost) -> str:
-    parts = {"bytes": cost.bytes, "matmul FLOP": cost.matmul, "other FLOP": cost.other}
-    parts["launches"] = cost.launches
-    return "\n".join(f"    {what:11} {formula}" for what, formula in parts.items() if formula)
-
-
-def formulas() -> str:
-    """Every cost as a function of the letters."""
-    lines = costs.__doc__.split("\n\n")[-1].splitlines()
-    for path, ops in HEAD.items():
-        for name, op in (ops | BESIDE.get(path, {})).items():
-            lines += [f"{path} {name}", _formula(op(**symbols()))]
-    return "\n".join(lines)
-
-
-def op_table(size: Size, model: Model) -> str:
-    """Bytes, FLOP and predicted milliseconds of every op, and of every path's head."""
-    head = f"{'path':9} {'op':24} {'MB':>9} {'GFLOP':>8} {'FLOP/byte':>9} {'launches':>8}"
-    lines = [head + "".join(f" {gpu:>8}" for gpu in GPUS) + "  ms"]
-    for path, ops in HEAD.items():
-        for name, op in (ops | BESIDE.get(path, {})).items():
-            cost = op(**size.letters())
-            each = [op(**gpu.size(size).letters()) for gpu in GPUS.values()]
-            times = [
-                model.of(path).seconds(*pair) for pair in zip(each, GPUS.values(), strict=True)
-            ]
-            lines.append(_row(path, name, cost, times))
-        total = sum(head_costs(path, size).values(), Cost())
-        times = [head_seconds(path, size, gpu, model) for gpu in GPUS.values()]
-        lines.append(_row(path, "head", total, times))
-    return "\n".join(lines)
-
-
-def _row(path: str, name: str, cost: Cost, seconds: list[float]) -> str:
-    counted = f"{cost.bytes / 1e6:9.1f} {cost.flops / 1e9:8.2f} {cost.flops / cost.bytes:9.2f}"
-    times = "".join(f" {1e3 * each:8.3f}" for each in seconds)
-    return f"{path:9} {name:24} {counted} {cost.launches:8.0f}{times}  predicted"
-
-
-def paper_table(size: Size, model: Model) -> str:
-    """The head on a V100 as a share of the epochs that the paper measured on one."""
-    epochs = {
-        f"{backbone} {method}": seconds
-        for backbone, methods in EPOCH_SECONDS.items()
-        for method, seconds in methods.items()
-        if method != "NDLSelect"
+def fused_costs(size: Size, gpu: GPU) -> dict[str, Cost]:
+    """Return the costs of the ops that have a fused kernel, for float32 features."""
+    N, n, L, C, D = vars(size).values()
+    padded = max(16, 2 ** math.ceil(math.log2(C))) if C <= 64 else 64 * math.ceil(C / 64)
+    gram_tiles = math.ceil(D / 64) * (math.ceil(D / 64) + 1) // 2  # 64 x 64, half of the matrix
+    slots = 48 * gpu.multiprocessors * (64**2 + C * D / gram_tiles)
+    return {
+        "moments": Cost(
+            bytes=L * n * (4 * D + 16) + slots,
+            other=L * n * (2 * gram_tiles * 64**2 + 2 * D),
+            launches=4,
+        ),
+        "select_layer": Cost(
+            bytes=L * (n * (4 * D + 8) + 24 * D**2) + 28 * n,
+            products=L * (2 * n * padded * D + 4 * C * D**2),
+            other=L * n * (D + 8 * padded),
+            launches=29,
+        ),
+        "selected_cross_entropy": Cost(
+            bytes=L * (4 * N * D + n * (12 * D + 8) + 16 * gpu.multiprocessors * C * D) + 16 * n,
+            products=L * 6 * n * padded * D,
+            other=L * n * padded * 11,
+            launches=5 * L + 3,
+        ),
+        "class_distances": Cost(  # whitens the rows anew for every 32 classes
+            bytes=L * n * (4 * D + 8 + 4 * C),
+            products=L * math.ceil(padded / 32) * n * D * (D + 1),
+            other=L * 3 * n * padded * D,
+            launches=28,
+        ),
+        "class_distances_backward": Cost(
+            bytes=L * (4 * N * D + n * (20 * D + 16 + 4 * C)),
+            products=L * (2 * n * D * (D + 1) + 2 * n * padded * D),
+            other=L * 4 * n * D,
+            launches=29 + 2 * L,
+        ),
     }
-    lines = [f"{'':9} {'ms':>8}" + "".join(f" {name:>16}" for name in epochs)]
-    lines.append(f"{'epoch':18}" + _cells(epochs.values(), "{:.0f} ms", 1e3) + "  paper, measured")
-    for path in HEAD:
-        head = head_seconds(path, size, GPUS["V100"], model)
-        shares = [head / seconds for seconds in epochs.values()]
-        cells = _cells(shares, "{:.2f} %", 100)
-        lines.append(f"{path:9} {1e3 * head:8.2f}{cells}  predicted")
-    return "\n".join(lines)
 
 
-def _cells(values, form: str, unit: float) -> str:
-    return "".join(f" {form.format(unit * value):>16}" for value in values)
+FREE = {"new_empty", "empty_like", "promote_types"}
+WRITE_ONLY = {"new_zeros", "new_full", "zeros_like", "ones_like"}
+GATHERS = {"index", "gather"}
+SCATTERS = {"index_add_": 3, "index_put_": 2, "index_put": 2}  # the argument that holds the rows
+FACTORISATIONS = {"linalg_cholesky_ex", "linalg_inv_ex", "linalg_solve_triangular"}
 
 
-COMPARABLE = """\
-Comparable: the same number of nodes, rows and classes. Not comparable: the paper's epoch is a whole
-one in eager torch (convolutions, backward, optimizer, perhaps evaluation, perhaps another width);
-the head here is moments, selection, loss and their gradients alone, deep supervision included.
-The V100 is for this comparison only: Triton needs compute capability 8.0, CUDA 13 needs 7.5."""
+@dataclass
+class CostCounter(TorchDispatchMode):
+    """Count bytes and launches of the aten ops that run inside. metselect ops in `fused` have the
+    cost given there; the others are replaced by the reference."""
+
+    fused: dict[str, Cost] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.cost = Cost()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if op.namespace == "metselect" and op._opname not in self.fused:
+            with self:
+                return getattr(reference, op._opname)(*args, **kwargs)
+        result = op(*args, **kwargs)
+        if op.namespace == "metselect":
+            self.cost += self.fused[op._opname]
+            return result
+        name = op.__name__.split(".")[0]
+        read, written = _tensors((args, kwargs)), _tensors(result)
+        if name in FREE or (not name.endswith("_") and _is_view(read, written)):
+            return result
+        moved = _bytes(written) + (0 if name in WRITE_ONLY else _bytes(read))
+        if name in GATHERS:
+            moved -= max(0, _bytes([args[0]]) - _bytes(written))
+        if name in SCATTERS:
+            moved -= 2 * max(0, _bytes([args[0]]) - _bytes([args[SCATTERS[name]]]))
+        launches = written[0].shape[-1] / 8 if name in FACTORISATIONS else 1
+        self.cost += Cost(bytes=moved, launches=launches)
+        return result
 
 
-def plot(size: Size, model: Model, gpu: GPU, file: str) -> None:
-    """The roof of a GPU, and every op under it: lower by as much as its launches cost."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
-    _draw_roofs(axes, model, gpu)
-    for path, marker in zip(HEAD, "so^", strict=True):
-        points = {}
-        for name, cost in head_costs(path, gpu.size(size)).items():
-            if cost.flops:
-                seconds = model.of(path).seconds(cost, gpu)
-                at = cost.flops / cost.bytes, cost.flops / seconds / 1e12
-                points[f"{name.removeprefix('selected_')}, {1e3 * seconds:.2f} ms"] = at
-        dots = axes.scatter(*zip(*points.values(), strict=True), marker=marker, label=path)
-        for label, at in points.items():
-            if not (path == "reference" and label.startswith("scale")):  # the same as fused
-                side = "below" if path == "eager" else "right"
-                side = "left" if path == "fused" and label.startswith("cross") else side
-                _annotate(axes, label, at, side, dots.get_facecolor()[0])
-    axes.set(xscale="log", yscale="log", xlim=SPAN, xlabel="FLOP per byte of DRAM traffic")
-    axes.set_ylabel("TFLOP/s, predicted")
-    axes.set_title(
-        f"Ops of the head, predicted for the {gpu.name}: n = {size.n:,}, L = {size.L}, "
-        f"C = {size.C}, D = {size.D}, products {model.precision}\n"
-        f"roofs: {model.bandwidth_share:.0%} of the bandwidth, {model.rate_share:.0%} of the FLOP "
-        f"rate (fused: {model.fused_rate_share:.0%}); {1e6 * model.launch:.0f} µs a launch",
-        fontsize=10,
-    )
-    axes.legend(loc="upper left")
-    figure.savefig(file, dpi=150)
+def _tensors(tree) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-SPAN = (0.05, 300)  # FLOP per byte
+def _is_view(read: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
+    storages = {tensor.untyped_storage().data_ptr() for tensor in read if tensor.numel()}
+    new = [t for t in written if t.numel() and t.untyped_storage().data_ptr() not in storages]
+    return bool(written) and not new
 
 
-def _draw_roofs(axes, model: Model, gpu: GPU) -> None:
-    bandwidth = model.bandwidth_share * gpu.bandwidth
-    for name, peak in (("FP32 units", gpu.fp32), ("tf32 tensor cores", gpu.tf32)):
-        if peak:
-            rate = model.rate_share * peak
-            corners = SPAN[0], rate / bandwidth, SPAN[1]
-            heights = [min(rate, x * bandwidth) / 1e12 for x in corners]
-            axes.plot(corners, heights, color="0.4", lw=1.2, zorder=1)
-            axes.text(0.97 * SPAN[1], 0.95 * heights[1], name, ha="right", va="top", color="0.4")
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    """Return the size in memory; an expanded tensor, or one that is given twice, counts once."""
+    unique = {(t.untyped_storage().data_ptr(), t.storage_offset()): t for t in tensors}
+    total = 0
+    for tensor in unique.values():
+        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+        total += tensor.element_size() * math.prod(n for n, stride in dimensions if stride)
+    return total
 
 
-PLACES = {
-    "below": ((-4, -7), "left", "top"),
-    "left": ((-7, 0), "right", "center"),
-    "right": ((7, 0), "left", "center"),
-}
+def count(run: Callable[[], object], fused: dict[str, Cost]) -> Cost:
+    """Run the code and return its cost."""
+    with FlopCounterMode(display=False) as flops, CostCounter(fused) as counter:
+        run()
+    return counter.cost + Cost(products=flops.get_total_flops())
 
 
-def _annotate(axes, label: str, at: tuple[float, float], side: str, color) -> None:
-    offset, ha, va = PLACES[side]
-    style = {"textcoords": "offset points", "fontsize": 7.5, "color": color}
-    axes.annotate(label, at, offset, ha=ha, va=va, **style)
+def head_costs(path: str, size: Size, gpu: GPU = A100) -> dict[str, Cost]:
+    """Return the costs of the steps of the head, gradients included, by name."""
+    case = make_case(size.N, [size.D] * size.L, size.C, picked=size.n, dtype=torch.float32)
+    labels, index, layer = case.labels, case.index, torch.arange(size.n) % size.L
+    leaves = []
+    for part in (case.layers, case.weights, case.biases):
+        leaves.append([tensor.clone().requires_grad_() for tensor in part])
+    twice = torch.tensor(2.0)  # a GPU does not know the gradient of the loss, and multiplies by it
+    if path == "eager":
+        rows, shrinkage = [h[index] for h in case.layers], torch.full((size.L,), 0.1)
+        steps = {
+            "moments, whitening, selection": lambda: paper_formula(rows, labels, size.C, shrinkage),
+            "loss": lambda: plain_loss(*leaves, layer, labels, index).backward(twice),
+        }
+    else:
+        metric = case.metric()
+        moments = MF.moments(case.layers, labels, size.C, index=index)
+        gradient = torch.ones(size.L, size.n, size.C)
+
+        def loss():
+            value, *_ = MF.selected_cross_entropy(*leaves, layer, labels, index=index)
+            value.backward(twice)
+
+        steps = {
+            "moments": lambda: MF.moments(case.layers, labels, size.C, index=index),
+            "whitening": lambda: (moments.means(), MF.whitening(moments)),
+            "select_layer": lambda: MF.select_layer(
+                case.layers, **metric, index=index, labels=labels
+            ),
+            "loss": loss,
+            BESIDE: lambda: MF.class_distances(leaves[0], **metric, index=index).backward(gradient),
+        }
+    fused = fused_costs(size, gpu) if path == "fused" else {}
+    return {name: count(run, fused) for name, run in steps.items()}
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    size, model = Size(), DEFAULT
-    parser.add_argument("--nodes", type=int, default=size.N)
-    parser.add_argument("--rows", type=int, default=size.n)
-    parser.add_argument("--layers", type=int, default=size.L)
-    parser.add_argument("--classes", type=int, default=size.C)
-    parser.add_argument("--width", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--bandwidth-share", type=float, default=model.bandwidth_share)
-    parser.add_argument("--rate-share", type=float, default=model.rate_share)
-    parser.add_argument("--fused-rate-share", type=float, default=model.fused_rate_share)
-    parser.add_argument("--launch-us", type=float, default=1e6 * model.launch)
-    parser.add_argument("--precision", choices=("ieee", "tf32"), default="ieee")
-    parser.add_argument("--plot", metavar="FILE.png", help="a roofline of the first width")
-    parser.add_argument("--gpu", choices=GPUS, default="A100", help="of the plot")
-    return parser.parse_args()
+BESIDE = "class_distances"  # for losses made of distances; not part of the head's total
+PATHS = ("eager", "reference", "fused")
+
+
+def seconds(path: str, costs: dict[str, Cost], gpu: GPU, precision: str = "ieee") -> float:
+    """Return the predicted time of the head."""
+    total = 0.0
+    for name, cost in costs.items():
+        if name != BESIDE:
+            total += cost.seconds(gpu, path == "fused", precision)
+    return total
+
+
+def op_table(size: Size, precision: str = "ieee") -> str:
+    """Return traffic, FLOP, launches and predicted milliseconds of every step, for the A100 and
+    H100."""
+    header = ["", "MB", "GFLOP", "launches", "A100, ms", "H100, ms"]
+    rows = []
+    for path in PATHS:
+        on_h100 = head_costs(path, size, H100)
+        for name, cost in head_costs(path, size, A100).items():
+            flops = (cost.products + cost.other) / 1e9
+            row = [f"{path}: {name}", f"{cost.bytes / 1e6:.0f}", f"{flops:.1f}"]
+            row.append(f"{cost.launches:.0f}")
+            for each, gpu in ((cost, A100), (on_h100[name], H100)):
+                row.append(f"{1e3 * each.seconds(gpu, path == 'fused', precision):.2f}")
+            rows.append(row)
+    return markdown((header, rows))
+
+
+def head_table(widths: list[int], precision: str = "ieee") -> str:
+    """Return the predicted milliseconds of the head by width and GPU, and as a share of the paper's
+    epoch of FinalSelect on a V100."""
+    epochs = {backbone: EPOCH_SECONDS[backbone]["FinalSelect"] for backbone in EPOCH_SECONDS}
+    header = ["ms", *(gpu.name for gpu in GPUS)]
+    header += [f"of {backbone}'s epoch, V100" for backbone in epochs]
+    rows = []
+    for width in widths:
+        for path in PATHS:
+            row = [f"D = {width}, {path}"]
+            for gpu in GPUS:
+                time = seconds(path, head_costs(path, Size(D=width), gpu), gpu, precision)
+                row.append(f"{1e3 * time:.1f}")
+                if gpu is V100:
+                    shares = [f"{100 * time / epoch:.1f} %" for epoch in epochs.values()]
+            rows.append(row + shares)
+    return markdown((header, rows))
 
 
 def main() -> None:
-    args = _arguments()
-    model = Model(
-        bandwidth_share=args.bandwidth_share,
-        rate_share=args.rate_share,
-        fused_rate_share=args.fused_rate_share,
-        launch=args.launch_us / 1e6,
-        precision=args.precision,
-    )
-    size = Size(args.nodes, args.rows, args.layers, args.classes, args.width[0])
-    print(__doc__)
-    print(formulas())
-    for width in args.width:
-        wide = replace(size, D=width)
-        print(
-            f"\nN = {wide.N:,}, n = {wide.n:,}, L = {wide.L}, C = {wide.C}, D = {width};", end=" "
-        )
-        print(f"products {model.precision}; MB with the slots of a V100")
-        print(op_table(wide, model))
-        print(f"\nhead on a V100 as a share of the paper's epoch on ogbn-arxiv, D = {width}")
-        print(paper_table(wide, model))
-    print(f"\n{COMPARABLE}")
-    if args.plot:
-        plot(size, model, GPUS[args.gpu], args.plot)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--precision", choices=("ieee", "tf32"), default="ieee")
+    parser.add_argument("--out", type=Path, help="write a page of Markdown")
+    args = parser.parse_args()
+    parts = ["# Predicted time of the head on a GPU", __doc__.strip(), "## By op, D = 64"]
+    parts += [op_table(Size(), args.precision), "## The head by width"]
+    parts.append(head_table(args.width, args.precision))
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":
