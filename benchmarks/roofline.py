@@ -17,8 +17,10 @@ No time in this file was measured on a GPU, except the paper's epochs, which its
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -76,6 +78,9 @@ class Cost:
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
         return Cost(*(mine + theirs for mine, theirs in pairs))
 
+    def __rmul__(self, times: float) -> "Cost":
+        return Cost(*(times * each for each in vars(self).values()))
+
     def seconds(self, gpu: GPU, fused: bool = False, precision: str = "ieee") -> float:
         share = 0.3 if fused else 0.6
         rate = gpu.tf32 if precision == "tf32" and gpu.tf32 else gpu.fp32
@@ -99,7 +104,7 @@ def fused_costs(size: Size, gpu: GPU) -> dict[str, Cost]:
             bytes=L * (n * (4 * D + 8) + 24 * D**2) + 28 * n,
             products=L * (2 * n * padded * D + 4 * C * D**2),
             other=L * n * (D + 8 * padded),
-            launches=29,
+            launches=30,
         ),
         "selected_cross_entropy": Cost(
             bytes=L * (4 * N * D + n * (12 * D + 8) + 16 * gpu.multiprocessors * C * D) + 16 * n,
@@ -117,7 +122,7 @@ def fused_costs(size: Size, gpu: GPU) -> dict[str, Cost]:
             bytes=L * (4 * N * D + n * (20 * D + 16 + 4 * C)),
             products=L * (2 * n * D * (D + 1) + 2 * n * padded * D),
             other=L * 4 * n * D,
-            launches=29 + 2 * L,
+            launches=30 + 2 * L,
         ),
     }
 
@@ -129,16 +134,13 @@ SCATTERS = {"index_add_": 3, "index_put_": 2, "index_put": 2}  # the argument th
 FACTORISATIONS = {"linalg_cholesky_ex", "linalg_inv_ex", "linalg_solve_triangular"}
 
 
-@dataclass
 class CostCounter(TorchDispatchMode):
-    """Count bytes and launches of the aten ops that run inside. metselect ops in `fused` have the
-    cost given there; the others are replaced by the reference."""
+    """Count bytes and launches of the aten ops that run inside, and the calls of metselect ops that
+    are in `fused`; other metselect ops are replaced by the reference."""
 
-    fused: dict[str, Cost] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, fused: Collection[str] = ()) -> None:
         super().__init__()
-        self.cost = Cost()
+        self.fused, self.cost, self.calls = fused, Cost(), Counter()
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -147,7 +149,7 @@ class CostCounter(TorchDispatchMode):
                 return getattr(reference, op._opname)(*args, **kwargs)
         result = op(*args, **kwargs)
         if op.namespace == "metselect":
-            self.cost += self.fused[op._opname]
+            self.calls[op._opname] += 1
             return result
         name = op.__name__.split(".")[0]
         read, written = _tensors((args, kwargs)), _tensors(result)
@@ -183,15 +185,10 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return total
 
 
-def count(run: Callable[[], object], fused: dict[str, Cost]) -> Cost:
-    """Run the code and return its cost."""
-    with FlopCounterMode(display=False) as flops, CostCounter(fused) as counter:
-        run()
-    return counter.cost + Cost(products=flops.get_total_flops())
-
-
-def head_costs(path: str, size: Size, gpu: GPU = A100) -> dict[str, Cost]:
-    """Return the costs of the steps of the head, gradients included, by name."""
+@cache
+def counted_steps(path: str, size: Size) -> dict[str, tuple[Cost, Counter]]:
+    """Run the steps of the head on the CPU, gradients included; return by name the cost of their
+    aten ops and how often they call each fused op."""
     case = make_case(size.N, [size.D] * size.L, size.C, picked=size.n, dtype=torch.float32)
     labels, index, layer = case.labels, case.index, torch.arange(size.n) % size.L
     leaves = []
@@ -222,8 +219,26 @@ def head_costs(path: str, size: Size, gpu: GPU = A100) -> dict[str, Cost]:
             "loss": loss,
             BESIDE: lambda: MF.class_distances(leaves[0], **metric, index=index).backward(gradient),
         }
-    fused = fused_costs(size, gpu) if path == "fused" else {}
-    return {name: count(run, fused) for name, run in steps.items()}
+    counted = {}
+    for name, run in steps.items():
+        fused = fused_costs(size, A100) if path == "fused" else ()
+        with FlopCounterMode(display=False) as flops, CostCounter(fused) as counter:
+            run()
+        counted[name] = counter.cost + Cost(products=flops.get_total_flops()), counter.calls
+    return counted
+
+
+def head_costs(path: str, size: Size, gpu: GPU = A100) -> dict[str, Cost]:
+    """Return the costs of the steps of the head, gradients included, by name: counted with 1/8 and
+    1/4 of the rows and extended, since costs grow by the same amount with every row."""
+    fewest, few = (replace(size, N=size.N // part, n=size.n // part) for part in (8, 4))
+    at_fewest, at_few = counted_steps(path, fewest), counted_steps(path, few)
+    share = (size.n - few.n) / (few.n - fewest.n)
+    fused, costs = fused_costs(size, gpu), {}
+    for name, (cost, calls) in at_few.items():
+        growth = cost + -1 * at_fewest[name][0]
+        costs[name] = sum((times * fused[op] for op, times in calls.items()), cost + share * growth)
+    return costs
 
 
 BESIDE = "class_distances"  # for losses made of distances; not part of the head's total

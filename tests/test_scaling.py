@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.scaling import PAPERS, Task, measured, of_run, predicted
 from metselect_dgl.config import Config
-from metselect_dgl.nn import GCN, MetSelect
+from metselect_dgl.nn import GCN, LayerStack, MetSelect
 
 ROOT = Path(__file__).parents[1]
 RUNS = [
@@ -23,7 +23,7 @@ def test_parameters_and_moments_are_those_of_the_model():
     biases = 16  # of layer 0, which the model leaves out
     assert SMALL.parameters() + biases == sum(p.numel() for p in model.parameters())
     layers = [torch.randn(30, 16) for _ in range(3)]
-    model.head.gather(layers, torch.arange(30) % 3)
+    model.head.gather(LayerStack.of(layers), torch.arange(30) % 3)
     sent = []
     model.renew_moments(sent.append)
     assert sent[0].dtype == torch.float64

@@ -1,4 +1,4 @@
-"""What is fitted on validation nodes: a temperature per layer, and the gate between layers."""
+"""Fits on validation nodes: a temperature per layer, and the gate between layers."""
 
 import torch
 from torch import Tensor
@@ -58,13 +58,13 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
 
 
 def gate_width(n_layers: int) -> int:
-    """How many features the gate has of every layer's answer."""
+    """Return the number of features that the gate has of every layer's answer."""
     return 2 * n_layers if n_layers <= _PAIRED_LAYERS else 4
 
 
 def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
-    """What the layers k think of layer l's answer: their log-odds by metric and by decoder; of a
-    deep network's, those of layer l itself and the mean over all.
+    """Return the log-odds that the layers k give to layer l's answer, by metric and by decoder; in a
+    deep network, those of layer l itself and the mean over all.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def log_odds_at(logits: Tensor, classes: Tensor) -> Tensor:
 
 
 def gate_table(gate: Tensor) -> Tensor:
-    """By which weight layer k's log-odds, by metric and by decoder, count for layer l's answer:
+    """Return the weights of layer k's log-odds, by metric and by decoder, for layer l's answer,
     [L, 2, L], of a gate [L, gate_width(L) + 1]."""
     layers, weights = len(gate), gate[:, :-1]
     if layers <= _PAIRED_LAYERS:

@@ -1,4 +1,4 @@
-"""What makes the scores of layers comparable: nothing, a temperature per layer, or a gate.
+"""Comparers make the scores of layers comparable: not at all, by temperatures, or by a gate.
 
 A comparer is fitted on validation nodes. The plain one and the temperatures score one layer at a
 time; the gate, once it is fitted, compares the answers of all layers.

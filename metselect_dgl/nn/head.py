@@ -1,4 +1,4 @@
-"""What all heads share: a stack of layers comes in, a Selection goes out."""
+"""The base classes of heads: a stack of layers comes in, a Selection goes out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,9 +91,7 @@ class LayerHead(nn.Module):
         """Return the selection for all rows of a source, without gradients."""
         if exit_at != 1:
             raise ValueError("exit_at needs a MetSelect head with rule='confidence'")
-        stack = source.stack().stored()
-        stack.check_finite()
-        return self.select(stack, None)
+        return self.select(source.stack().stored().checked(), None)
 
     def estimate(
         self, stack: LayerStack, labels: Tensor, merge: Callable[[Tensor], None] | None = None
@@ -105,6 +103,12 @@ class LayerHead(nn.Module):
         """Fit on validation rows what makes layers comparable, nothing by default, and return the
         selection for these rows."""
         return self.select(stack.stored(), None)
+
+    def check_layerwise(self) -> None:
+        """Raise an error if layers cannot be scored one at a time."""
+        if not self.layerwise:
+            name = type(self).__name__
+            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
 
     def check_calibration(self, nodes: int) -> None:
         """Raise an error if `compare` cannot use so few validation rows."""

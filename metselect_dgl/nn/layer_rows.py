@@ -90,9 +90,10 @@ class LayerStack:
         """Return the rows of every layer, L tensors [n, D_l]."""
         return [layer.rows() for layer in self.layers]
 
-    def part(self, some: slice) -> "LayerStack":
-        """Return some of the rows of stored layers."""
-        return LayerStack([layer.part(some) for layer in self.layers])
+    def split(self, first: int) -> tuple["LayerStack", "LayerStack"]:
+        """Return the `first` rows of stored layers, and the others."""
+        parts = slice(first), slice(first, None)
+        return tuple(LayerStack([layer.part(some) for layer in self.layers]) for some in parts)
 
     def stored(self, keep_maps: bool = False) -> "LayerStack":
         """Return the stack with the maps of its layers applied; with `keep_maps`, only where
@@ -102,14 +103,15 @@ class LayerStack:
             layers.append(layer if keep_maps and layer.worth_mapping else layer.stored())
         return LayerStack(layers)
 
-    def check_finite(self, nodes: Tensor | None = None) -> None:
-        """Raise an error that names layer and node of the first value that is not finite; rows
-        are those of `nodes`."""
+    def checked(self, nodes: Tensor | None = None) -> "LayerStack":
+        """Return the stack, or raise an error that names layer and node of the first value that is
+        not finite; rows are those of `nodes`."""
         for depth, layer in enumerate(self.layers):
             if layer.index is None or layer.linear is not None:
                 check_finite([layer.rows()], depth, nodes)
             else:
                 check_finite([layer.source], depth)
+        return self
 
     def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
         """Return the class moments of every layer; of a mapped layer, the moments of its source

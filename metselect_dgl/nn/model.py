@@ -29,11 +29,10 @@ class LayerSelect(nn.Module):
         stack = source.stack(index)  # L layers, the n rows of each that are asked for
         guided = labels is not None and self.training
         if not guided:
-            stack = stack.stored()
-            stack.check_finite(index)
+            stack = stack.stored().checked(index)
         selection = self.head.select(stack, labels, logits or not guided)
         if selection.loss is not None and not torch.isfinite(selection.loss):
-            stack.check_finite(index)  # cheaper than to look before
+            stack.checked(index)  # cheaper than to look before
         return replace(selection, index=index)
 
     @torch.no_grad()
@@ -43,11 +42,9 @@ class LayerSelect(nn.Module):
         """Select for all nodes, in evaluation mode without gradients; with a `batch_size`, layer by
         layer in batches: the same result, two layers in memory. With `exit_at` below 1, a node
         whose class is that probable at a layer is settled there (early exit)."""
-        if batch_size is not None and not self.head.layerwise:
-            name = type(self.head).__name__
-            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
-        if exit_at < 1 and batch_size is None:
-            batch_size = BATCH
+        if batch_size is not None:
+            self.head.check_layerwise()
+        batch_size = BATCH if batch_size is None and exit_at < 1 else batch_size
         with evaluating(self):
             source = layer_source(self.backbone, graph, feat, batch_size)
             return self.head.predict(source, exit_at, progress)
@@ -61,19 +58,16 @@ class LayerSelect(nn.Module):
         with evaluating(self):
             source = layer_source(self.backbone, graph, feat, batch_size)
             train_labels, nodes = self.head.check_targets(labels, train_index, source.n_rows)
-            n_train = len(nodes)
             if val_index is not None:
                 val_labels, val = self.head.check_targets(labels, val_index, source.n_rows)
                 self.head.check_calibration(len(val))
                 nodes = torch.cat([nodes, val])
-            stack = source.stack(nodes).stored()
-            stack.check_finite(nodes)
-            self.head.estimate(stack.part(slice(n_train)), train_labels)
+            stack = source.stack(nodes).stored().checked(nodes)
+            train, rest = stack.split(len(train_labels))
+            self.head.estimate(train, train_labels)
             if val_index is None:
                 return None
-            return replace(
-                self.head.compare(stack.part(slice(n_train, None)), val_labels), index=val
-            )
+            return replace(self.head.compare(rest, val_labels), index=val)
 
     def renew_moments(self, merge=None) -> None:
         """At the end of an epoch of mini-batches, use the moments that its calls gathered."""

@@ -88,8 +88,7 @@ class NDLSelect(LayerSelect):
     def forward(self, graph, feat, labels=None, index=None, logits: bool = True) -> Selection:
         source = layer_source(self.backbone, graph, feat)
         labels, index = self.head.check_targets(labels, index, source.n_rows)
-        stack = source.stack(index).stored()
-        stack.check_finite(index)
+        stack = source.stack(index).stored().checked(index)
         layer = LayerRows(self._hops_of(graph, feat), index).rows()
         return replace(self.head.select(stack, labels, logits, layer=layer), index=index)
 

@@ -1,4 +1,4 @@
-"""What a backbone derives from a graph, features and an index, computed once and kept.
+"""Values that a backbone derives from a graph, features and an index, computed once and kept.
 
 Nothing that is kept can go stale, however its origin was changed: features are recognised by a
 fingerprint of all their bits, an index and labels by comparison with a private copy, and a graph by
@@ -63,7 +63,7 @@ class FeatureRows:
 
 
 class PreparedGraph:
-    """What is derived from one graph, with its self-loops if they are wanted, and its features."""
+    """Values derived from one graph, with its self-loops if they are wanted, and its features."""
 
     def __init__(self, graph: DGLGraph, self_loop: bool) -> None:
         self.structure = graph._graph

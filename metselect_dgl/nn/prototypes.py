@@ -189,7 +189,7 @@ def _finite_moments(stack: LayerStack, labels: Tensor, n_classes: int) -> MF.Mom
     moments = stack.moments(labels, n_classes)
     if not all(torch.isfinite(part.sum()) for part in moments.means() + moments.grams):
         nodes = next((layer.index for layer in stack.layers if layer.index is not None), None)
-        stack.check_finite(nodes)
+        stack.checked(nodes)
     return moments
 
 

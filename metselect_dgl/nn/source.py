@@ -6,7 +6,6 @@ knowing how they are computed.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import singledispatch
-from typing import Protocol
 
 import torch
 from dgl import DGLGraph
@@ -23,30 +22,31 @@ Rows = slice | Tensor
 Batches = Iterator[tuple[Rows, Tensor]]
 
 
-class LayerSource(Protocol):
-    """The layers of one graph and its features."""
+class LayerSource:
+    """The layers of one graph and its features; subclasses implement `stack` and `sweep`."""
 
     n_rows: int  # nodes, or whatever the rows of a layer are
-    n_edges: int | None  # edges that were aggregated so far, where they are counted
+    n_edges: int | None = None  # edges that were aggregated so far, where they are counted
 
     def stack(self, index: Tensor | None = None) -> LayerStack:
         """Return the rows `index` of every layer; differentiable, except from batches."""
+        raise NotImplementedError(f"{type(self).__name__} does not give its layers together")
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
         """Yield every depth with an iterator over (rows, the layer there), without gradients."""
+        raise NotImplementedError(f"{type(self).__name__} does not give its layers in order")
 
     def repeatable(self) -> "LayerSource":
         """Return a source that can be swept again at the least cost that memory allows."""
+        return self
 
     def settle(self, depth: int, pending: Tensor) -> None:
         """After layer `depth`, compute deeper layers only as far as the rows `pending` [n_rows],
-        a mask, need them."""
+        a mask, need them; nothing is saved where all rows of a layer are computed together."""
 
 
-class StoredLayers:
+class StoredLayers(LayerSource):
     """Layers that are computed together by one call: of blocks, or of any module."""
-
-    n_edges = None
 
     def __init__(
         self,
@@ -78,22 +78,14 @@ class StoredLayers:
         for depth, h in enumerate(self.layers):
             yield depth, _tiles(h)
 
-    def repeatable(self) -> LayerSource:
-        return self
-
-    def settle(self, depth: int, pending: Tensor) -> None:
-        """Nothing is saved: the layers are there."""
-
 
 def _tiles(h: Tensor) -> Batches:
     for start in range(0, max(len(h), 1), TILE):
         yield slice(start, start + TILE), h[start : start + TILE]
 
 
-class GraphSource:
+class GraphSource(LayerSource):
     """The layers of a whole graph, computed by a :class:`Backbone`."""
-
-    n_edges = None
 
     def __init__(self, backbone: nn.Module, graph: DGLGraph, feat: Tensor) -> None:
         self.backbone, self.graph, self.feat = backbone, graph, feat
@@ -124,9 +116,6 @@ class GraphSource:
 
     def repeatable(self) -> LayerSource:
         return StoredLayers(lambda: self.stack().rows(), self.backbone.layer_feats, self.n_rows)
-
-    def settle(self, depth: int, pending: Tensor) -> None:
-        """Nothing is saved: a layer is computed for all nodes at once."""
 
     def _prepare(self):
         self.backbone.check_inputs(self.graph, self.feat)
@@ -166,7 +155,7 @@ def _whole(depth: int, h: Tensor) -> Batches:
     yield slice(None), h
 
 
-class BatchedSource:
+class BatchedSource(LayerSource):
     """The layers of a graph, computed one after the other in batches of nodes that see all of
     their neighbours: two layers are in memory at a time.
 
@@ -266,10 +255,6 @@ class BatchedSource:
 
     def layer_done(self) -> None:
         """Called when all batches of a layer are computed."""
-
-    def repeatable(self) -> LayerSource:
-        """Return the source itself: every sweep computes the layers again."""
-        return self
 
     def settle(self, depth: int, pending: Tensor) -> None:
         hops = len(self.layer_feats) - 2 - depth

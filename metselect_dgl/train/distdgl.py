@@ -225,8 +225,9 @@ class PartitionBatches:
         with evaluating(model):
             stack = source.stack(source.position(nodes))
             labels = self.data.labels[nodes]
-            model.head.estimate(stack.part(slice(n_train)), labels[:n_train], self.group.sum)
-            rows = stack.part(slice(n_train, None)).rows()
+            train, rest = stack.split(n_train)
+            model.head.estimate(train, labels[:n_train], self.group.sum)
+            rows = rest.rows()
             gathered = self.group.gather([*rows, labels[n_train:]])
             if self.group.rank > 0:
                 return None
