@@ -63,8 +63,8 @@ def gate_width(n_layers: int) -> int:
 
 
 def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
-    """Return the log-odds that the layers k give to layer l's answer, by metric and by decoder; in a
-    deep network, those of layer l itself and the mean over all.
+    """Return the log-odds that the layers k give to layer l's answer, by metric and by decoder;
+    in a deep network, those of layer l itself and the mean over all.
 
     Parameters
     ----------
