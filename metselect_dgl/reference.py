@@ -348,3 +348,9 @@ def attention_sum_backward(
         source.new_zeros(source.shape).index_add_(0, indices, de),
         target.new_zeros(target.shape).index_add_(0, to, de),
     )
+
+
+def fingerprint(bits: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum over i and j of (2i + 1) weights_j bits_ij, with the overflow of integers."""
+    rows = torch.arange(len(bits), device=bits.device)
+    return ((2 * rows + 1) * (bits @ weights)).sum()

@@ -152,3 +152,20 @@ def test_a_sparse_matrix_times_weights(shape):
     torch.testing.assert_close(
         *(gradients(times, [weight.double()]) for times in (wide.times, matrix.double().matmul))
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(("n", "width"), [(0, 3), (1, 1), (700, 13), (1500, 64)])
+def test_fingerprint(n, width, dtype):
+    """The compiled sum is the reference's, whatever overflows, on any number of threads."""
+    draw, limits = torch.Generator().manual_seed(0), torch.iinfo(dtype)
+    bits = torch.randint(limits.min, limits.max, (n, width), dtype=dtype, generator=draw)
+    weights = torch.randint(limits.min, limits.max, (width,), dtype=dtype, generator=draw)
+    expected = reference.fingerprint(bits, weights)
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert torch.equal(OPS.fingerprint(bits, weights), expected)
+    torch.set_num_threads(before)
+    with pytest.raises(RuntimeError, match="shape"):
+        OPS.fingerprint(bits, weights[1:])

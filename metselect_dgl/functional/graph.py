@@ -83,15 +83,14 @@ def attention_sum(
 
 def fingerprint(matrix: Tensor) -> int:
     """Return a hash of all bits of a matrix and their positions: the sum over rows i and columns j
-    of (2i + 1) w_j bits_ij modulo 2^64 (2^32 for rows that are no multiple of 8 bytes), with odd
-    weights w_j, so that the change of a single entry is always seen."""
+    of (2i + 1) w_j bits_ij modulo 2^64 (over j modulo 2^32 for rows that are no multiple of 8
+    bytes), with odd weights w_j, so that the change of a single entry is always seen."""
     matrix = matrix.detach().contiguous()
     wide = matrix.shape[-1] * matrix.element_size() % 8 == 0
     bits = matrix.view(torch.int64 if wide else torch.int32)
     columns = torch.arange(bits.shape[-1], dtype=bits.dtype, device=bits.device)
-    rows = torch.arange(len(bits), device=bits.device)
-    hashes = bits @ (columns * _ODD[bits.dtype] + columns * columns * 4 + 1)
-    return ((2 * rows + 1) * hashes).sum().item()
+    weights = columns * _ODD[bits.dtype] + columns * columns * 4 + 1
+    return _ops.fingerprint(bits, weights).item()
 
 
 _ODD = {torch.int64: 0x9E3779B97F4A7C15 - 2**64 + 1, torch.int32: 0x9E3779B9 - 2**32 + 1}

@@ -13,6 +13,7 @@ from .. import backends, reference
 from . import (  # noqa: F401  each file registers its operators
     attention_sum,
     class_distances,
+    fingerprint,
     linear_relu,
     metric_logits,
     moments,

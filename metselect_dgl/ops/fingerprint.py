@@ -1,0 +1,12 @@
+"""fingerprint: a hash of all bits of a matrix and their positions."""
+
+import torch
+
+from .registry import Op
+
+fingerprint = Op("fingerprint(Tensor bits, Tensor weights) -> Tensor")
+
+
+@fingerprint.fake
+def _(bits, weights):
+    return bits.new_empty((), dtype=torch.int64)
