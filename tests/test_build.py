@@ -85,7 +85,7 @@ def python(site, *arguments, backend="auto"):
 MOMENTS = """
 import torch
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import make_case
+from benchmarks.op_cases import make_case
 case = make_case(100, (5, 37), picked=60)
 inputs = case.layers, case.labels, 2 * [case.index], [h[:4] for h in case.layers]
 torch.testing.assert_close(torch.ops.metselect.moments(*inputs), reference.moments(*inputs))

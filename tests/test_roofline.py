@@ -7,18 +7,18 @@ from unittest import mock
 
 import pytest
 import torch
+from benchmarks.costs import HEAD, Cost, Size
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import costs, roofline
 from benchmarks.baselines import paper_formula, plain_loss
-from benchmarks.costs import HEAD, Cost, Size
+from benchmarks.op_cases import make_case
 from benchmarks.roofline import GPUS, Model, head_seconds
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
 from metselect_dgl.experiments.paper import EPOCH_SECONDS
-from metselect_dgl.testing import make_case
 
 ROWS_OF_TABLE = {"index": 0, "gather": 0}  # reads some rows of a table
 FREE = {"new_empty", "empty_like", "promote_types"}
