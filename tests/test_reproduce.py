@@ -503,7 +503,8 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path):
     folder = shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
     write_page(folder, tmp_path / "results.md")
     assert (tmp_path / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
-    assert headline_table(stored(folder, "accuracy")) in (ROOT / "README.md").read_text()
+    gcn_rows = "\n".join(headline_table(stored(folder, "accuracy")).splitlines()[:6])
+    assert gcn_rows in (ROOT / "README.md").read_text()
 
 
 def test_committed_rows_are_complete():
