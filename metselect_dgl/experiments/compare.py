@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import SELECTORS, Config
+from ..config import Config
 from .experiment import searched_experiment
-from .result_rows import SelectionGain, accuracies, paired_difference
+from .result_rows import accuracies, paired_difference, selection_gain
 from .run_configs import Execution
 from .tables import percent, text_table
 from .tuning import Outcome, run_experiments
@@ -26,24 +26,19 @@ def compare(
     fixed: Collection[str] = (),
     execution: Execution = Execution(),  # noqa: B008  frozen
 ) -> list[Outcome]:
-    """Choose the settings of every selector (see `tuning`) and run it on all splits.
-
-    `fixed` names the settings of `base` that the user gave and the search must not change.
-    """
+    """Choose the settings of every selector (see `tuning`), but not the `fixed` ones that the user
+    gave, and run it on all splits."""
+    self_loop = {"self_loop": (False, True)}
     experiments = []
     for selector in selectors:
         config = replace(base, selector=selector)
-        self_loop = {"self_loop": (False, True)}
         experiments.append(searched_experiment(config, splits, seeds, first=self_loop, fixed=fixed))
     return run_experiments(experiments, out / "results.jsonl", execution)
 
 
 def report(outcomes: list[Outcome]) -> str:
     """Return the table of accuracies, of differences to FinalSelect and of fixed layers."""
-    final = None
-    for outcome in outcomes:
-        if outcome.selector == "final":
-            final = outcome
+    final = next((outcome for outcome in outcomes if outcome.selector == "final"), None)
     table, chosen = [], []
     for outcome in outcomes:
         table.append(_accuracy_row(outcome, final))
@@ -71,25 +66,20 @@ def _accuracy_row(outcome: Outcome, final: Outcome | None) -> list[str]:
 
 def _layer_rows(outcome: Outcome) -> list[list[str]]:
     """Return the rows below a selector: each fixed layer of its models, and the oracles."""
-    gain = SelectionGain.from_rows(outcome.rows)
-    if gain is None:
-        return []
-    share = np.mean([row["layer_share"] for row in outcome.rows], 0)
-    figures = gain.table()
-    del figures["selected per node"]  # the selector's own row
-    blank = (len(HEADER) - 3) * [""]
+    gain = selection_gain(outcome.rows)
+    gain.pop("selected per node", None)  # the selector's own row
     rows = []
-    for depth, (title, value) in enumerate(figures.items()):
-        if depth < len(share):
-            title += f" (selected for {100 * share[depth]:.0f} %)"
-        rows.append([f"  {title}", "", percent(value), *blank])
+    for depth, (title, value) in enumerate(gain.items()):
+        if title.startswith("all at layer"):
+            share = np.mean([row["layer_share"][depth] for row in outcome.rows])
+            title += f" (selected for {100 * share:.0f} %)"
+        rows.append([f"  {title}", "", percent(value), *[""] * (len(HEADER) - 3)])
     return rows
 
 
 def check_selectors(names: list[str]) -> None:
     """Raise ValueError for an unknown or repeated name."""
     for name in names:
-        if name not in SELECTORS:
-            raise ValueError(f"selector is {name!r}; use one of {', '.join(SELECTORS)}")
+        Config(selector=name)  # raises the error for an unknown name
     if len(set(names)) < len(names):
         raise ValueError(f"a selector is named twice: {' '.join(names)}")

@@ -1,7 +1,5 @@
-"""Run many configs in parallel processes and log each finished run as one JSON line.
-
-An interrupted call resumes from its log.
-"""
+"""Run many configs in parallel processes; a finished run is a JSON line of a log, from which an
+interrupted call resumes."""
 
 import dataclasses
 import hashlib
@@ -9,7 +7,7 @@ import json
 import multiprocessing
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -22,6 +20,7 @@ from tqdm import tqdm
 from ..config import Config
 from ..data import NodeDataset, load_dataset
 from ..train import train
+from .experiment import RUN_FIELDS
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,13 @@ def run_configs(
     """Run the configs that `log` does not hold yet, low splits first, and return the rows of all
     in the order of `configs`."""
     rows = _read_log(log)
-    _warn_about_other_code(rows.values(), log)
+    other = sum(row.get("code") != code_version() for row in rows.values())
+    if other:
+        warnings.warn(
+            f"{other} runs in {log} were made by another version of the code and are used as "
+            "they are; remove the file to run them again",
+            stacklevel=2,
+        )
     keys, missing = [], {}
     for config in configs:
         key = _key(config, _fingerprint(config.dataset, execution.data_dir, config.seed))
@@ -109,11 +114,7 @@ def run_one(config: Config, execution: Execution) -> dict:
     data = cached_dataset(config.dataset, execution.data_dir, config.seed)
     metrics = train(config, data, progress=False, keep_memory=execution.keep_memory).metrics
     return {
-        "dataset": config.dataset,
-        "backbone": config.backbone,
-        "selector": config.selector,
-        "split": config.split,
-        "seed": config.seed,
+        **{name: getattr(config, name) for name in RUN_FIELDS},
         "data": data.fingerprint(),
         "code": code_version(),
         "val_accuracy": metrics["val"]["accuracy"],
@@ -140,16 +141,6 @@ def code_version() -> str:
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _warn_about_other_code(rows: Iterable[dict], log: Path) -> None:
-    other = sum(row.get("code") != code_version() for row in rows)
-    if other:
-        warnings.warn(
-            f"{other} runs in {log} were made by another version of the code and are used as "
-            "they are; remove the file to run them again",
-            stacklevel=2,
-        )
 
 
 def _key(config: Config, fingerprint: str) -> str:

@@ -12,7 +12,7 @@ from .. import paper
 from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, add_rows, read_rows
 from ..tables import markdown
-from .accuracy_table import TITLES
+from .accuracy import TITLES
 from .study import StoredResults, Study
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ TURN_SECONDS = 0.05  # shortest measured time; quicker epochs are repeated
 
 @dataclass(frozen=True)
 class EpochTime(Study):
-    """Time of a training epoch with each selector.
-
-    The selectors take turns, so that a slow moment of the machine affects all of them.
-    """
+    """Time of a training epoch with each selector; they take turns, so that a slow moment of the
+    machine affects all of them."""
 
     large: str = "arxiv-twin"
     large_rounds: int = 5
@@ -89,8 +87,7 @@ class EpochTime(Study):
 
     def section(self, results: StoredResults) -> list[str]:
         rows = results.rows[self.name]
-        small = [row for row in rows if row["dataset"] not in LARGE_DATASETS]
-        groups = {"small": small}
+        groups = {"small": [row for row in rows if row["dataset"] not in LARGE_DATASETS]}
         for dataset in LARGE_DATASETS:
             groups[dataset] = [row for row in rows if row["dataset"] == dataset]
         table = []
@@ -99,24 +96,21 @@ class EpochTime(Study):
                 if group in LARGE_DATASETS and not group_rows:
                     continue
                 seconds = paper.SMALL_EPOCH_SECONDS if group == "small" else paper.EPOCH_SECONDS
-                table.append([f"{backbone.upper()}, {group}"])
+                printed = seconds[backbone.upper()]
+                cells = [f"{backbone.upper()}, {group}"]
                 for selector, paper_name in PAPER_NAMES.items():
-                    printed = seconds[backbone.upper()]
-                    printed_ratio = printed[paper_name] / printed["FinalSelect"]
-                    model = (backbone, selector)
-                    ratios = [
-                        row["ratio"]
-                        for row in group_rows
-                        if (row["backbone"], row["selector"]) == model
-                    ]
-                    ours = (
-                        f"{np.mean(ratios):.2f}<br>*{printed_ratio:.2f}*" if ratios else "not run"
-                    )
-                    table[-1].append(ours)
+                    ratios = []
+                    for row in group_rows:
+                        if (row["backbone"], row["selector"]) == (backbone, selector):
+                            ratios.append(row["ratio"])
+                    ratio = printed[paper_name] / printed["FinalSelect"]
+                    cells.append(f"{np.mean(ratios):.2f}<br>*{ratio:.2f}*" if ratios else "not run")
+                table.append(cells)
+        n_small = len({row["dataset"] for row in groups["small"]})
         return [
             f"## {self.title}",
             "Ratio to FinalSelect of the same backbone; the selectors take turns in one process. "
-            f"Small: mean over {len({row['dataset'] for row in small})} datasets. arxiv-twin: a "
+            f"Small: mean over {n_small} datasets. arxiv-twin: a "
             "synthetic graph of the size of ogbn-arxiv. In italics: the paper's ratio, measured on "
             "a GPU; for the twin, its ratio on ogbn-arxiv itself. NDLSelect's search of hops runs "
             "once per graph and is not part of an epoch here.",

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from ...config import Config
-from ..experiment import Experiment
+from ..experiment import RUN_FIELDS, Experiment
 from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, add_rows
 
-if TYPE_CHECKING:  # they import DGL, and the command line lists the studies without it
+if TYPE_CHECKING:  # it imports DGL, and the command line lists the studies without it
     from ..run_configs import Execution
-    from ..tuning import Outcome
 
-_RUN = ("dataset", "backbone", "selector", "split", "seed")
 _FIGURES = "epochs best_epoch diverged seconds code fixed oracle lucky_oracle layer_share".split()
 
 
@@ -32,13 +30,15 @@ class Study:
     """A table or figure of the paper.
 
     Rows whose models have the names of Table 2 but other settings are stored in a `subfolder`.
-    `part_of_quick`: whether `reproduce --quick` runs the study by default.
+    `part_of_quick`: whether `reproduce --quick` runs the study by default. `gcn_only`: whether it
+    has no other backbone than GCN.
     """
 
     name: str
     title: str
     subfolder: str = ""
     part_of_quick: bool = True
+    gcn_only: bool = False
 
     dataset_prefix: ClassVar[str] = ""  # of the names under which its datasets are loaded
 
@@ -48,7 +48,7 @@ class Study:
 
     def datasets(self, settings: ReproduceSettings) -> Sequence[str]:
         """Return the datasets of the paper that the study uses."""
-        return settings.datasets
+        return () if self.gcn_only and "gcn" not in settings.backbones else settings.datasets
 
     def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
         """Return the models to run."""
@@ -73,40 +73,28 @@ class Study:
         rows = []
         log = out / "log" / "runs.jsonl"
         for outcome in run_experiments(self.experiments(settings), log, execution):
-            for run in outcome.rows:
-                rows.append(self._row(outcome, run))
+            rows += [self._row(outcome.settings, run) for run in outcome.rows]
         add_rows(rows, self.path(out))
 
-    def _row(self, outcome: "Outcome", run: dict) -> dict:
+    def _row(self, searched: dict, run: dict) -> dict:
         """Return the stored row of a run: its figures, and the settings that were searched or
         differ from the defaults."""
-        settings = dict(outcome.settings)
-        defaults = asdict(Config())
+        settings = dict(searched)
         for name, value in asdict(Config(**run["config"])).items():
-            if name not in _RUN and value != defaults[name]:
+            if name not in RUN_FIELDS and value != getattr(Config(), name):
                 settings[name] = value
-        row = {
+        return {
             "study": self.name,
-            **{name: run[name] for name in _RUN},
-            "val_accuracy": run["val_accuracy"],
-            "test_accuracy": run["test_accuracy"],
+            **{name: run[name] for name in (*RUN_FIELDS, "val_accuracy", "test_accuracy")},
             "train_accuracy": run["train"]["accuracy"],
             "macro_f1": run["test"]["macro_f1"],
             "weighted_f1": run["test"]["weighted_f1"],
             "settings": settings,
+            **{name: _rounded(run[name]) for name in _FIGURES if name in run},
         }
-        for name in _FIGURES:
-            if name in run:
-                row[name] = _rounded(run[name])
-        return row
 
 
 def _rounded(value):
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return round(value, 6) if isinstance(value, float) else value
-
-
-def gcn_datasets(settings: ReproduceSettings) -> Sequence[str]:
-    """Return the datasets of a study of GCN alone: none if GCN is not among the backbones."""
-    return settings.datasets if "gcn" in settings.backbones else ()
