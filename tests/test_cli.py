@@ -520,11 +520,9 @@ def test_a_setting_that_is_not_given_is_left_to_the_selector(name):
     assert plain.head.n_classes == 3
     if "metselect" in name:
         select, weight = ("plain", 0.0) if name == "metselect-paper" else ("auto", 1.0)
-        assert f"select='{select}'" in plain.head.extra_repr()
-        assert plain.head.deep_supervision == weight
+        assert f"select='{select}', deep_supervision={weight}" in repr(plain.head)
         own = Config(selector=name, select="temperature", deep_supervision=0.5).build(4, 3)
-        assert "select='temperature'" in own.head.extra_repr()
-        assert own.head.deep_supervision == 0.5
+        assert "select='temperature', deep_supervision=0.5" in repr(own.head)
 
 
 @pytest.mark.parametrize(("flag", "kept"), [([], True), (["--no-keep-memory"], False)])

@@ -53,8 +53,6 @@ def explanation_table(explanation: dict, layer: int, label: int) -> str:
         for name in ("temperature", "log_odds", "score"):
             row.append(f"{explanation[name][depth].item():.2f}")
         rows.append([*row, explanation["decoder"][depth].item()])
-    if explanation["gated"]:
-        score = "the gate's log-odds that the decoder is right"
-    else:
-        score = "computed by the rule"
+    gate = "the gate's log-odds that the decoder is right"
+    score = gate if explanation["gated"] else "computed by the rule"
     return f"{text_table(header, rows)}\n* the selected layer: the largest score ({score})"

@@ -19,23 +19,19 @@ def reproduce(
 ) -> list[str]:
     """Run what is missing of the studies; return a message for every dataset that cannot be
     loaded."""
-    errors: dict[str, str | None] = {}  # by dataset; None: it can be loaded
+    errors: dict[str, str] = {}  # by dataset; "": it can be loaded
     for study in studies:
         print(f"{study.name}: {study.title}", flush=True)
         available = []
         for dataset in study.datasets(settings):
             source = study.dataset_prefix + dataset
             if source not in errors:
-                errors[source] = _loading_error(source, execution.data_dir)
-            if errors[source] is None:
+                errors[source] = ""
+                try:
+                    load_dataset(source, execution.data_dir)
+                except (ImportError, RuntimeError) as error:
+                    errors[source] = str(error)
+            if not errors[source]:
                 available.append(dataset)
         study.run(replace(settings, datasets=available), out, execution)
     return [error for error in errors.values() if error]
-
-
-def _loading_error(dataset: str, data_dir: str | None) -> str | None:
-    try:
-        load_dataset(dataset, data_dir)
-    except (ImportError, RuntimeError) as error:
-        return str(error)
-    return None

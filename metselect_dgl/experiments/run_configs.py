@@ -41,7 +41,7 @@ class RunProgress:
         self._bar = tqdm(total=total, unit="run", smoothing=0, disable=not show)
 
     def add_logged(self, keys: Collection[str]) -> None:
-        """Count runs of the log; they took no time, so they do not enter the displayed speed."""
+        """Count runs of the log, which do not enter the displayed speed."""
         new = set(keys) - self.finished
         self.finished |= new
         self.from_log += len(new)
