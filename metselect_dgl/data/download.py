@@ -1,4 +1,4 @@
-"""The cache folder, and atomic writing of arrays and of downloaded archives."""
+"""The cache folder, and downloaded archives."""
 
 import os
 import shutil
@@ -7,23 +7,12 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-import numpy as np
-
-from ..atomic_file import write_atomic
-
 TIMEOUT_SECONDS = 20
 
 
 def cache_home() -> Path:
     """Return ``$XDG_CACHE_HOME/metselect_dgl``, or ``~/.cache/metselect_dgl``."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "metselect_dgl"
-
-
-def write_arrays(path: Path, arrays: dict[str, np.ndarray], *, compress: bool) -> None:
-    """Write an .npz file atomically."""
-    save = np.savez_compressed if compress else np.savez
-    write_atomic(path, lambda file: save(file, **arrays))
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
 
 
 def fetch_zip(url: str, folder: Path, inside: str = "") -> None:
