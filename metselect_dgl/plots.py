@@ -21,31 +21,25 @@ def plot_layers(metrics: dict, path: Path) -> None:
     left = np.zeros(len(bars))
     for depth, color in enumerate(colors):
         axes.barh(bars, shares[:, depth], left=left, color=color, label=f"layer {depth}")
-        _annotate(axes, shares[:, depth], left, depth, dark=depth < len(colors) / 2)
+        style = {"ha": "center", "va": "center"}
+        style["color"] = "white" if depth < len(colors) / 2 else "black"
+        for row, width in enumerate(shares[:, depth]):
+            if width > 0.06:  # wide enough for a text
+                text = f"{depth}: {100 * width:.0f} %" if width > 0.12 else f"{100 * width:.0f}"
+                axes.text(left[row] + width / 2, row, text, **style)
         left += shares[:, depth]
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
-    axes.set_title(_title(metrics), fontsize=10)
+    config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
+    model = f"{config['backbone'].upper()} + {SELECTOR_TITLES[config['selector']]}"
+    title = (
+        f"{model} on {config['dataset']}: layer selected per node, test accuracy {accuracy:.1f} %"
+    )
+    axes.set_title(title, fontsize=10)
     if len(colors) <= 10:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     save_figure(figure, path)
-
-
-def _title(metrics: dict) -> str:
-    config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
-    selector = SELECTOR_TITLES[config["selector"]]
-    model = f"{config['backbone'].upper()} + {selector} on {config['dataset']}"
-    return f"{model}: layer selected per node, test accuracy {accuracy:.1f} %"
-
-
-def _annotate(axes, widths: np.ndarray, left: np.ndarray, depth: int, dark: bool) -> None:
-    """Write layer and percentage into the bars that are wide enough."""
-    color = "white" if dark else "black"
-    for row, (width, start) in enumerate(zip(widths, left, strict=True)):
-        if width > 0.06:
-            text = f"{depth}: {100 * width:.0f} %" if width > 0.12 else f"{100 * width:.0f}"
-            axes.text(start + width / 2, row, text, ha="center", va="center", color=color)
 
 
 def plot_explanation(
@@ -74,10 +68,8 @@ def name_ticks(axes, sizes) -> None:
 
 def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     """Draw the share of nodes at each layer as stacked bars by dataset, in a panel per backbone."""
-    size = (4 * len(shares), 3.6)
-    figure, panels = plt.subplots(
-        1, len(shares), figsize=size, sharey=True, layout="constrained", squeeze=False
-    )
+    figure = plt.figure(figsize=(4 * len(shares), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(shares), sharey=True, squeeze=False)
     for axes, (backbone, by_dataset) in zip(panels[0], shares.items(), strict=True):
         table = np.array(list(by_dataset.values()))  # [datasets, L]
         colors = plt.colormaps["viridis"](np.linspace(0.1, 0.9, table.shape[1]))

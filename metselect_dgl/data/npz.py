@@ -71,7 +71,15 @@ def dataset_from_arrays(
     """Return the dataset of these arrays, named as in ``load_npz``."""
     feat = torch.from_numpy(_take(arrays, "node_features")).float()
     labels = _integers(arrays, "node_labels")
-    pairs = torch.from_numpy(_edges(arrays, edges, len(feat)))
+    pairs = _integers(arrays, edges)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise ValueError(f"{edges} has shape {pairs.shape}, expected (E, 2)")
+    outside = np.flatnonzero(((pairs < 0) | (pairs >= len(feat))).any(axis=1))
+    if outside.size:
+        ends = " and ".join(map(str, pairs[outside[0]]))
+        known = f"the nodes are 0 to {len(feat) - 1}"
+        raise ValueError(f"row {outside[0]} of {edges} joins nodes {ends}, but {known}")
+    pairs = torch.from_numpy(pairs)
     if arrays.get("directed", False):
         graph = dgl.graph(pairs.unbind(dim=1), num_nodes=len(feat))
     else:
@@ -99,19 +107,6 @@ def _integers(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
     if array.dtype.kind not in "iu":
         raise TypeError(f"{key} is {array.dtype}, expected integers")
     return array.astype(np.int64, copy=False)
-
-
-def _edges(arrays: dict[str, np.ndarray], key: str, n_nodes: int) -> np.ndarray:
-    edges = _integers(arrays, key)
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise ValueError(f"{key} has shape {edges.shape}, expected (E, 2)")
-    outside = np.flatnonzero(((edges < 0) | (edges >= n_nodes)).any(axis=1))
-    if outside.size:
-        ends = " and ".join(map(str, edges[outside[0]]))
-        raise ValueError(
-            f"row {outside[0]} of {key} joins nodes {ends}, but the nodes are 0 to {n_nodes - 1}"
-        )
-    return edges
 
 
 def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray:

@@ -41,27 +41,21 @@ def report(outcomes: list[Outcome]) -> str:
     final = next((outcome for outcome in outcomes if outcome.selector == "final"), None)
     table, chosen = [], []
     for outcome in outcomes:
-        table.append(_accuracy_row(outcome, final))
-        table += _layer_rows(outcome)
+        val, test = accuracies(outcome.rows, "val"), accuracies(outcome.rows)
+        difference, error = "-", np.nan
+        if final is not None and outcome is not final:
+            points, error = paired_difference(outcome.rows, final.rows)
+            difference = f"{points:+.1f}"
+        cells = [outcome.selector, f"{val.mean():.1f}", f"{test.mean():.1f}"]
+        cells.append(f"{test.std(ddof=1):.1f}" if len(test) > 1 else "-")
+        cells += [difference, f"{error:.1f}" if np.isfinite(error) else "-"]
+        for score in ("macro_f1", "weighted_f1"):
+            cells.append(percent(np.mean([row["test"][score] for row in outcome.rows])))
+        table += [cells, *_layer_rows(outcome)]
         if outcome.settings:
             settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
             chosen.append(f"chosen on validation for {outcome.selector}: {settings}")
     return "\n".join([text_table(HEADER, table), "", *chosen])
-
-
-def _accuracy_row(outcome: Outcome, final: Outcome | None) -> list[str]:
-    test = accuracies(outcome.rows)
-    deviation = f"{test.std(ddof=1):.1f}" if len(test) > 1 else "-"
-    difference, error = "-", "-"
-    if final is not None and outcome is not final:
-        points, standard_error = paired_difference(outcome.rows, final.rows)
-        difference = f"{points:+.1f}"
-        error = f"{standard_error:.1f}" if np.isfinite(standard_error) else "-"
-    cells = [outcome.selector, f"{accuracies(outcome.rows, 'val').mean():.1f}"]
-    cells += [f"{test.mean():.1f}", deviation, difference, error]
-    for score in ("macro_f1", "weighted_f1"):
-        cells.append(percent(np.mean([row["test"][score] for row in outcome.rows])))
-    return cells
 
 
 def _layer_rows(outcome: Outcome) -> list[list[str]]:
