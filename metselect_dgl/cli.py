@@ -11,8 +11,7 @@ from pathlib import Path
 from . import __version__, doctor
 from .atomic_file import write_atomic
 from .config import Config
-from .experiments.reproduce_settings import FULL, QUICK, check_names
-from .experiments.studies import STUDIES
+from .experiments.studies import FULL, QUICK, STUDIES, check_names
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -247,8 +246,7 @@ def _default_studies(quick: bool) -> list[str]:
 
 
 def _reproduce(args) -> None:
-    from .experiments.reproduce import reproduce
-    from .experiments.results_page import write_page
+    from .experiments.reproduce import reproduce, write_page
     from .experiments.run_configs import Execution
 
     check_names("studies", args.studies, tuple(STUDIES))

@@ -14,7 +14,7 @@ from metselect_dgl.config import Config
 from metselect_dgl.data import load_dataset
 from metselect_dgl.experiments import paper, reproduce, run_configs
 from metselect_dgl.experiments.experiment import Experiment
-from metselect_dgl.experiments.reproduce_settings import FULL, QUICK, ReproduceSettings
+from metselect_dgl.experiments.reproduce import write_page
 from metselect_dgl.experiments.result_rows import (
     accuracies,
     add_rows,
@@ -24,9 +24,8 @@ from metselect_dgl.experiments.result_rows import (
     read_rows,
     rows_by_model,
 )
-from metselect_dgl.experiments.results_page import write_page
 from metselect_dgl.experiments.run_configs import Execution
-from metselect_dgl.experiments.studies import STUDIES, Study
+from metselect_dgl.experiments.studies import FULL, QUICK, STUDIES, ReproduceSettings, Study
 from metselect_dgl.experiments.tables import markdown
 
 ROOT = Path(__file__).parents[1]

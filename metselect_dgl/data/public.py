@@ -4,7 +4,10 @@ import codecs
 import importlib
 import io
 import os
+import shutil
 import sys
+import tempfile
+import urllib.request
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,7 +18,6 @@ import numpy as np
 import torch
 
 from .dataset import NodeDataset, undirected_graph
-from .download import cache_home, fetch_zip
 
 DGL_CLASSES = {
     "actor": "ActorDataset",
@@ -28,7 +30,27 @@ DGL_CLASSES = {
     "texas": "TexasDataset",
     "wisconsin": "WisconsinDataset",
 }
+TIMEOUT_SECONDS = 20
 ARXIV_URL = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
+
+
+def cache_home() -> Path:
+    """Return ``$XDG_CACHE_HOME/metselect_dgl``, or ``~/.cache/metselect_dgl``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
+
+
+def fetch_zip(url: str, folder: Path, inside: str = "") -> None:
+    """Download a zip in one attempt and make its subfolder ``inside`` the new ``folder``."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
+        archive = Path(scratch, "archive.zip")
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            print(f"downloading {url}", file=sys.stderr)
+            with open(archive, "wb") as file:
+                shutil.copyfileobj(answer, file)
+        unpacked = Path(scratch, "unpacked")
+        shutil.unpack_archive(archive, unpacked)
+        os.replace(unpacked / inside, folder)
 
 
 def load_dgl(name: str) -> NodeDataset:

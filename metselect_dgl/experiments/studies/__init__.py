@@ -8,9 +8,9 @@ from .. import paper
 from .accuracy import AllBackbones, SelectorTable
 from .curves import Attack, Depth, FreshAttack
 from .epoch_time import EpochTime
-from .study import StoredResults, Study
+from .study import FULL, QUICK, ReproduceSettings, StoredResults, Study, check_names
 
-__all__ = ["STUDIES", "StoredResults", "Study"]
+__all__ = ["FULL", "QUICK", "STUDIES", "ReproduceSettings", "StoredResults", "Study", "check_names"]
 
 _STUDIES = [
     AllBackbones("accuracy", "Table 2: accuracy"),

@@ -9,7 +9,6 @@ import numpy as np
 from ...config import SELECTOR_TITLES
 from .. import paper
 from ..experiment import Experiment, searched_experiment
-from ..reproduce_settings import ReproduceSettings
 from ..result_rows import (
     Rows,
     accuracies,
@@ -22,7 +21,7 @@ from ..result_rows import (
     selection_gain,
 )
 from ..tables import markdown, percent
-from .study import StoredResults, Study
+from .study import ReproduceSettings, StoredResults, Study
 
 TITLES = SELECTOR_TITLES | {
     "metselect": "**MetSelect** (our default)",

@@ -9,10 +9,9 @@ import numpy as np
 
 from .. import paper
 from ..experiment import Experiment
-from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, format_mean, sorted_by_run
 from ..tables import markdown
-from .study import StoredResults, Study
+from .study import ReproduceSettings, StoredResults, Study
 
 if TYPE_CHECKING:
     from ..run_configs import Execution

@@ -9,11 +9,10 @@ import numpy as np
 from tqdm import tqdm
 
 from .. import paper
-from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, add_rows, read_rows
 from ..tables import markdown
 from .accuracy import TITLES
-from .study import StoredResults, Study
+from .study import ReproduceSettings, StoredResults, Study
 
 if TYPE_CHECKING:
     from ..run_configs import Execution

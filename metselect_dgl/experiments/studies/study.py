@@ -1,19 +1,58 @@
-"""The interface of a study: a table or figure of the paper that `metselect reproduce` repeats."""
+"""The interface of a study: a table or figure of the paper that `metselect reproduce` repeats,
+and the settings that all studies share."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ...config import Config
+from ...config import SELECTOR_TITLES, Config
+from .. import paper
 from ..experiment import RUN_FIELDS, Experiment
-from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, add_rows
 
 if TYPE_CHECKING:  # it imports DGL, and the command line lists the studies without it
     from ..run_configs import Execution
 
 _FIGURES = "epochs best_epoch diverged seconds code fixed oracle lucky_oracle layer_share".split()
+
+
+@dataclass(frozen=True)
+class ReproduceSettings:
+    """Datasets, models, splits and training settings of all studies; a study may use a part."""
+
+    datasets: Sequence[str] = paper.DATASETS
+    backbones: Sequence[str] = ("gcn", "gat", "gin")
+    selectors: Sequence[str] = tuple(name for name in SELECTOR_TITLES if "jknet" not in name)
+    splits: int = 10
+    recipe: Config = Config()  # noqa: RUF009  frozen
+
+    def narrowed(self, splits: int | None = None, **names: list[str] | None) -> "ReproduceSettings":
+        """Return a copy with the datasets, backbones and selectors that the user named; None keeps
+        the default."""
+        changes = {"splits": splits} if splits else {}
+        for field, values in names.items():
+            if values:
+                check_names(field, values, getattr(FULL, field))
+                changes[field] = tuple(dict.fromkeys(values))
+        return replace(self, **changes)
+
+
+def check_names(field: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ValueError for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of the {field}: {', '.join(known)}")
+
+
+FULL = ReproduceSettings()
+QUICK = ReproduceSettings(
+    datasets=("cora", "wisconsin", "texas"),
+    backbones=("gcn",),
+    selectors=("final", "metselect", "metselect-paper"),
+    splits=3,
+    recipe=Config(epochs=100, patience=25),
+)
 
 
 @dataclass(frozen=True)
