@@ -28,8 +28,8 @@ class Check:
 
 
 def _python() -> tuple[str, str]:
-    supported = sys.version_info[:2] == (3, 11)
-    return "ok" if supported else "bad", f"{platform.python_version()} at {sys.executable}"
+    status = "ok" if sys.version_info[:2] == (3, 11) else "bad"
+    return status, f"{platform.python_version()} at {sys.executable}"
 
 
 def _torch() -> tuple[str, str]:
@@ -124,21 +124,16 @@ def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
     METSELECT_DATA); never raises."""
     reinstall = "delete .venv and run `make setup`, or `pip install"
     build = "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .`"
+    without = "results are the same without it; with a C++ compiler, in a checkout, "
+    folder = "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets"
     probes = {
         "python": (_python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
         "torch": (_torch, f"{reinstall} torch=={TORCH}`"),
         "dgl": (_dgl, f"{reinstall} dgl==1.1.3 packaging`"),
-        "extension": (
-            _extension,
-            "results are the same without it; with a C++ compiler, in a checkout, "
-            f"{build} builds it or reports the error",
-        ),
+        "extension": (_extension, f"{without}{build} builds it or reports the error"),
         "triton": (_triton, "it comes with the CUDA build of torch, on Linux"),
         "cuda": (_cuda, f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3"),
-        "data": (
-            lambda: _data(data_dir),
-            "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets",
-        ),
+        "data": (lambda: _data(data_dir), folder),
         "ogb": (_ogb, "pip install 'metselect-dgl[ogb]'"),
         "cache": (_cache, "set XDG_CACHE_HOME to a folder that can be written"),
     }

@@ -53,8 +53,8 @@ def plot_explanation(
     axes.set_xticks(range(n_classes))
     axes.set_yticks(range(n_layers), [f"layer {d}  ({s:+.1f})" for d, s in enumerate(score)])
     axes.set_xlabel("class" + (f" (true: {label})" if label >= 0 else ""))
-    frame = plt.Rectangle((-0.5, layer - 0.5), n_classes, 1, fill=False, edgecolor="red", lw=2)
-    axes.add_patch(frame)
+    style = {"fill": False, "edgecolor": "red", "lw": 2}
+    axes.add_patch(plt.Rectangle((-0.5, layer - 0.5), n_classes, 1, **style))
     axes.set_title(title, fontsize=9)
     figure.colorbar(image, label="posterior")
     save_figure(figure, path)
@@ -96,18 +96,14 @@ def plot_curves(
     for axes, (title, models) in zip(grid.flat, panels.items(), strict=False):
         for number, (name, points) in enumerate(models.items()):
             style = {"color": "0.3", "ls": "--"} if number == 0 else {"color": f"C{number - 1}"}
-            means, deviations = [], []
-            for values in points.values():
-                means.append(values.mean())
-                deviations.append(values.std(ddof=1) if len(values) > 1 else 0)
+            means = [values.mean() for values in points.values()]
+            spread = [values.std(ddof=1) if len(values) > 1 else 0 for values in points.values()]
             style |= {"marker": "o", "capsize": 3, "label": name}
-            axes.errorbar(list(points), means, yerr=deviations, **style)
+            axes.errorbar(list(points), means, yerr=spread, **style)
         if log:
             axes.set_xscale("log", base=2)
         name_ticks(axes, {x for points in models.values() for x in points})
-        axes.set_title(title)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("accuracy, %")
+        axes.set(title=title, xlabel=x_label, ylabel="accuracy, %")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     grid.flat[0].legend(fontsize=8)

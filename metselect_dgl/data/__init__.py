@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from http.client import HTTPException
@@ -30,11 +29,7 @@ __all__ = [
     "undirected_graph",
 ]
 
-SYNTHETIC: dict[str, Callable[..., NodeDataset]] = {
-    "arxiv-twin": arxiv_twin,
-    "csbm": contextual_sbm,
-    "hop_chain": hop_chain,
-}
+SYNTHETIC = {"arxiv-twin": arxiv_twin, "csbm": contextual_sbm, "hop_chain": hop_chain}
 RATES = ("", "_05", "_10", "_15", "_20")
 ATTACKED = tuple(f"mettack_{base}{rate}" for base in ("citeseer", "cora") for rate in RATES)
 DATASETS = tuple(sorted((*SYNTHETIC, *DGL_CLASSES, *ATTACKED, "ogbn-arxiv")))

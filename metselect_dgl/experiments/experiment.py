@@ -29,10 +29,6 @@ class Experiment:
         """Return the settings that are searched, with their values in `base`."""
         return {name: getattr(self.base, name) for group in self.search for name in group}
 
-    def with_settings(self, settings: Mapping) -> "Experiment":
-        """Return a copy with these settings in `base`."""
-        return replace(self, base=replace(self.base, **settings))
-
 
 def config_grid(base: Config, values: Mapping[str, Sequence]) -> list[Config]:
     """Return `base` with every combination of the values."""

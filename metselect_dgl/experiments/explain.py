@@ -21,10 +21,8 @@ def explain(run: Path, node: int, data_dir: str | None = None) -> str:
     layers = model.backbone(data.graph, data.feat)
     explanation = model.head.explain(layers, index)
     if explanation is None:
-        raise ValueError(
-            f"{run} is a run of {config.selector!r}, which measures no distances; "
-            "explain a run of a MetSelect selector"
-        )
+        reason = f"is a run of {config.selector!r}, which measures no distances"
+        raise ValueError(f"{run} {reason}; explain a run of a MetSelect selector")
     selection = model.head(layers, index=index)
     layer, predicted = selection.layer.item(), selection.logits.argmax(1).item()
     label = data.labels[node].item()

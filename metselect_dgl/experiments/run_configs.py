@@ -1,7 +1,6 @@
 """Run many configs in parallel processes; a finished run is a JSON line of a log, from which an
 interrupted call resumes."""
 
-import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -9,7 +8,7 @@ import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -145,7 +144,7 @@ def code_version() -> str:
 
 def _key(config: Config, fingerprint: str) -> str:
     """Return the identity of a run: the same settings on the same data."""
-    return json.dumps([fingerprint, dataclasses.asdict(config)], sort_keys=True)
+    return json.dumps([fingerprint, asdict(config)], sort_keys=True)
 
 
 def _row_key(row: dict) -> str:
@@ -154,14 +153,9 @@ def _row_key(row: dict) -> str:
 
 def _read_log(log: Path) -> dict[str, dict]:
     """Return rows by key; an incomplete last line, left by a killed process, is cut off."""
-    if not log.exists():
-        return {}
-    text = log.read_bytes()
+    text = log.read_bytes() if log.exists() else b""
     complete = text[: text.rfind(b"\n") + 1]
     if len(complete) < len(text):
         os.truncate(log, len(complete))
-    rows = {}
-    for line in complete.splitlines():
-        row = json.loads(line)
-        rows[_row_key(row)] = row
-    return rows
+    rows = map(json.loads, complete.splitlines())
+    return {_row_key(row): row for row in rows}

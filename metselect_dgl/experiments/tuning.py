@@ -63,7 +63,8 @@ def run_experiments(
                 batches.append(config_grid(experiments[i].base, values))
             for i, rows in zip(open_, run(batches), strict=True):
                 best = best_settings(list(experiments[i].search[step]), rows)
-                experiments[i] = experiments[i].with_settings(best)
+                base = replace(experiments[i].base, **best)
+                experiments[i] = replace(experiments[i], base=base)
         batches = []
         for experiment in experiments:
             seed = experiment.base.seed

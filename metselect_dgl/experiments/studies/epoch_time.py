@@ -2,12 +2,14 @@
 
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
+from ...config import Config
 from .. import paper
 from ..result_rows import Rows, add_rows, read_rows
 from ..tables import markdown
@@ -36,25 +38,18 @@ class EpochTime(Study):
 
     def run(self, settings: ReproduceSettings, out: Path, execution: "Execution") -> None:
         stored = {(row["dataset"], row["backbone"]) for row in read_rows(self.path(out))}
-        missing = []
-        for dataset in (*settings.datasets, self.large):
-            for backbone in settings.backbones:
-                if (dataset, backbone) not in stored:
-                    missing.append((dataset, backbone))
-        for dataset, backbone in tqdm(missing, unit="model"):
-            rows = self._measure(settings, execution.data_dir, dataset, backbone)
-            add_rows(rows, self.path(out))
+        models = product((*settings.datasets, self.large), settings.backbones)
+        for dataset, backbone in tqdm([m for m in models if m not in stored], unit="model"):
+            config = replace(settings.recipe, dataset=dataset, backbone=backbone)
+            add_rows(self._measure(config, execution.data_dir), self.path(out))
 
-    def _measure(
-        self, settings: ReproduceSettings, data_dir: str | None, dataset: str, backbone: str
-    ) -> Rows:
+    def _measure(self, config: Config, data_dir: str | None) -> Rows:
         """Time all selectors on one dataset and return their rows."""
         from ...data import load_dataset
         from ...train import TrainingLoop, prepare
 
-        config = replace(settings.recipe, dataset=dataset, backbone=backbone)
         config = replace(config, epochs=ENDLESS, validate_every=ENDLESS)
-        data = prepare(config, load_dataset(dataset, data_dir))
+        data = prepare(config, load_dataset(config.dataset, data_dir))
         loops, turns = {}, {}
         for selector in SELECTORS:
             loops[selector] = TrainingLoop(replace(config, selector=selector), data, None)
@@ -62,7 +57,7 @@ class EpochTime(Study):
                 loops[selector].epoch()
             turns[selector] = max(1, round(TURN_SECONDS / _epoch_seconds(loops[selector], 1)))
         seconds = {selector: [] for selector in SELECTORS}
-        for start in range(self.large_rounds if dataset == self.large else self.rounds):
+        for start in range(self.large_rounds if config.dataset == self.large else self.rounds):
             shift = start % len(SELECTORS)  # the order changes from round to round
             for selector in SELECTORS[shift:] + SELECTORS[:shift]:
                 seconds[selector].append(_epoch_seconds(loops[selector], turns[selector]))
@@ -73,8 +68,8 @@ class EpochTime(Study):
             rows.append(
                 {
                     "study": self.name,
-                    "dataset": dataset,
-                    "backbone": backbone,
+                    "dataset": config.dataset,
+                    "backbone": config.backbone,
                     "selector": selector,
                     "ratio": round(ratio, 4),
                     "quartiles": [round(low, 4), round(high, 4)],
@@ -109,10 +104,10 @@ class EpochTime(Study):
         return [
             f"## {self.title}",
             "Ratio to FinalSelect of the same backbone; the selectors take turns in one process. "
-            f"Small: mean over {n_small} datasets. arxiv-twin: a "
-            "synthetic graph of the size of ogbn-arxiv. In italics: the paper's ratio, measured on "
-            "a GPU; for the twin, its ratio on ogbn-arxiv itself. NDLSelect's search of hops runs "
-            "once per graph and is not part of an epoch here.",
+            f"Small: mean over {n_small} datasets. arxiv-twin: a synthetic graph of the size of "
+            "ogbn-arxiv. In italics: the paper's ratio, measured on a GPU; for the twin, its ratio "
+            "on ogbn-arxiv itself. NDLSelect's search of hops runs once per graph and is not part "
+            "of an epoch here.",
             markdown((["", *(TITLES[selector] for selector in PAPER_NAMES)], table)),
         ]
 
