@@ -306,4 +306,4 @@ def test_sanitize_without_its_runtime(checkout, tmp_path):
     done = make(checkout, "sanitize", CXX=str(compiler))
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"'{compiler}' brings no libasan.so; use GCC" in sentence
+    assert f"'{compiler}' has no libasan.so; use GCC" in sentence
