@@ -109,6 +109,7 @@ setup(
         "metselect_dgl.kernels",
     ],
     package_dir={"metselect_dgl.kernels": "kernels"},
+    package_data={"metselect_dgl.experiments": ["paper.yaml"]},
     install_requires=[
         "torch==2.13.0",
         "dgl==1.1.3",

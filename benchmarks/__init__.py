@@ -2,7 +2,9 @@
 
 - `test_*.py`: the comparisons. `models.py`, `head_ops.py`, `baselines.py`, `inputs.py`: the
   implementations and their inputs. `comparison.py`, `interleaved_timing.py`: how they are timed.
-- `runs.py`, `report.py`: tables and the page RESULTS.md from the JSON in `results/`.
+- `op_cases.py`: random inputs of the ops and comparisons of results, also for tests/.
+- `runs.py`, `report.py`, `plots.py`: tables, figures and the page RESULTS.md from the JSON in
+  `results/`.
 - `guard.py`: the check against performance regressions. `compare_checkouts.py`, `step_probe.py`:
   comparison of two checkouts.
 - `compile_ahead.py`, `kernel_report*.py`: GPU kernels compiled without a GPU.

@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from metselect_dgl.testing import make_case
-
 from . import kernel_report_cuda
+from .op_cases import make_case
 
 COLUMNS = ("kernel", "config", "target", "registers", "shared", "stack", "spills")
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")

@@ -9,8 +9,8 @@ from pathlib import Path
 from metselect_dgl.atomic_file import write_atomic
 from metselect_dgl.experiments.paper import EPOCH_SECONDS
 from metselect_dgl.experiments.tables import Table, markdown
-from metselect_dgl.plots import plot_epochs, plot_growth, plot_memory
 
+from .plots import plot_epochs, plot_growth, plot_memory
 from .runs import (
     LIMITS,
     TABLES,

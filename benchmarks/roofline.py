@@ -32,9 +32,9 @@ from metselect_dgl import functional as MF
 from metselect_dgl import reference
 from metselect_dgl.experiments.paper import EPOCH_SECONDS
 from metselect_dgl.experiments.tables import markdown
-from metselect_dgl.testing import make_case
 
 from .baselines import paper_formula, plain_loss
+from .op_cases import make_case
 
 
 @dataclass(frozen=True)

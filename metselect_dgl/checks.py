@@ -6,26 +6,25 @@ import torch
 from torch import Tensor
 
 
+def _kind(value: object) -> object:
+    return value.dtype if isinstance(value, Tensor) else type(value).__name__
+
+
 def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "feat") -> None:
     """Raise unless `feat` is [rows, width] with dtype and device of the parameter `like`."""
     if not isinstance(feat, Tensor) or not feat.is_floating_point():
-        seen = feat.dtype if isinstance(feat, Tensor) else type(feat).__name__
-        raise TypeError(f"{what} is {seen}; pass a {like.dtype} tensor, for instance feat.float()")
+        kind = f"a {like.dtype} tensor, for instance feat.float()"
+        raise TypeError(f"{what} is {_kind(feat)}; pass {kind}")
     if feat.device != like.device:
         raise ValueError(f"{what} is on {feat.device}, the model on {like.device}; use .to()")
-    check_dtype(feat, like, what)
-    if feat.dim() != 2 or feat.shape[1] != width:
-        raise ValueError(f"{what} has shape {tuple(feat.shape)}, expected [{rows}, {width}]")
-    if feat.shape[0] != rows:
-        raise ValueError(f"{what} has {feat.shape[0]} rows for {rows} nodes")
-
-
-def check_dtype(feat: Tensor, like: Tensor, what: str) -> None:
-    """Raise TypeError unless `feat` has the dtype of the parameter `like`, not half on a CPU."""
     if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
         raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
     if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
         raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
+    if feat.dim() != 2 or feat.shape[1] != width:
+        raise ValueError(f"{what} has shape {tuple(feat.shape)}, expected [{rows}, {width}]")
+    if feat.shape[0] != rows:
+        raise ValueError(f"{what} has {feat.shape[0]} rows for {rows} nodes")
 
 
 class NotFiniteError(ValueError):
@@ -52,9 +51,8 @@ def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor
     if len(layers) != len(in_feats):
         raise ValueError(f"got {len(layers)} layers, the head was made for {len(in_feats)}")
     rows = layers[-1].shape[0]
-    layers = [
-        h if len(h) == rows else h[:rows] for h in layers
-    ]  # the gradient of a slice is a copy
+    # not always a slice: its gradient is a copy
+    layers = [h if len(h) == rows else h[:rows] for h in layers]
     for depth, (h, width) in enumerate(zip(layers, in_feats, strict=True)):
         check_feat(h, rows, width, like, f"layer {depth}")
     check_finite(layers)
@@ -64,8 +62,7 @@ def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor
 def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
     """Return the labels as int64 [rows], each -1 (not labelled) or below `n_classes`."""
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
-        seen = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"labels are {seen}; pass class numbers (int64), one per node")
+        raise TypeError(f"labels are {_kind(labels)}; pass class numbers (int64), one per node")
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
     if labels.dim() != 1:
@@ -89,8 +86,7 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
 def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
     """Return node numbers, int64 below `rows`, on `device`, from numbers or a mask of all rows."""
     if not isinstance(index, Tensor) or index.is_floating_point():
-        seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
-        raise TypeError(f"index is {seen}; pass node numbers (int64) or a bool mask")
+        raise TypeError(f"index is {_kind(index)}; pass node numbers (int64) or a bool mask")
     if index.dim() != 1:
         raise ValueError(
             f"index has shape {tuple(index.shape)}; pass one split of it, for instance mask[:, 0]"

@@ -11,43 +11,32 @@ from pathlib import Path
 from . import __version__, doctor
 from .atomic_file import write_atomic
 from .config import Config
-from .experiments.reproduce_settings import FULL, QUICK, check_names
-from .experiments.studies import STUDIES
+from .experiments.studies import FULL, QUICK, STUDIES, check_names
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; expected errors are printed as one line on stderr, with status 1."""
     args = _parser().parse_args(argv)
-    status = _run(args)
+    try:
+        status = args.run(args) or 0
+    except KeyboardInterrupt:
+        text = "interrupted; the same command resumes from the last checkpoint"
+        print(f"\n{text}", file=sys.stderr)
+        status = 130
+    except Exception as error:
+        expected = [ValueError, TypeError, RuntimeError, OSError]
+        if "dgl" in sys.modules:  # its error class exists once a command has imported it
+            expected.append(sys.modules["dgl"].DGLError)
+        if os.environ.get("METSELECT_TRACEBACK") or not isinstance(error, tuple(expected)):
+            raise
+        print(f"metselect: {error}", file=sys.stderr)
+        status = 1
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 or "DGL_DIST_MODE" in os.environ:
         # Threads of gloo may abort an ordinary exit, and servers wait for a trainer that hangs.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def _run(args) -> int:
-    try:
-        return args.run(args) or 0
-    except KeyboardInterrupt:
-        text = "interrupted; the same command resumes from the last checkpoint"
-        print(f"\n{text}", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if os.environ.get("METSELECT_TRACEBACK") or not _is_expected(error):
-            raise
-        print(f"metselect: {error}", file=sys.stderr)
-        return 1
-
-
-def _is_expected(error: Exception) -> bool:
-    """Return whether the user's input may have caused an error."""
-    expected = [ValueError, TypeError, RuntimeError, OSError]
-    dgl = sys.modules.get("dgl")  # its error class exists once a command has imported it
-    if dgl:
-        expected.append(dgl.DGLError)
-    return isinstance(error, tuple(expected))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,11 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_partition(commands)
     _add_compare(commands)
     _add_reproduce(commands)
-    _add_explain(commands)
+    command = _command(commands, "explain", _explain, "explain the layer selected for a node")
+    command.add_argument("node", type=int)
+    text = "folder of the run (default: the newest)"
+    command.add_argument("--run", dest="folder", type=Path, help=text)
+    _add_data_dir(command)
     command = _command(commands, "demo", _demo, "train on a synthetic dataset, print the selection")
     command.add_argument("--out", type=Path, default=Path("runs/demo"))
     command.add_argument("--seed", type=int, default=0)
-    command = _command(commands, "doctor", _doctor, "check this installation and suggest remedies")
+    text = "check this installation and suggest remedies"
+    command = _command(commands, "doctor", lambda args: doctor.main(args.data_dir), text)
     _add_data_dir(command)
     return parser
 
@@ -140,6 +134,9 @@ def _add_train(commands) -> None:
 
 
 def _train(args) -> None:
+    from .data import load_dataset
+    from .experiments.tables import percent, text_table
+    from .train import train
     from .train.distributed import process_group
 
     config = Config(**_given_settings(args))
@@ -153,29 +150,21 @@ def _train(args) -> None:
             config, args.partitions, args.ip_config, out, keep_memory=args.keep_memory
         )
     with process_group(config.device) as group:
-        _train_in(group, config, args)
-
-
-def _train_in(group, config: Config, args) -> None:
-    from .data import load_dataset
-    from .experiments.tables import percent, text_table
-    from .train import train
-
-    data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
-    name = f"{config.dataset}-{config.backbone}-{config.selector}"
-    out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
-    if args.overwrite and group.rank == 0:
-        (out / "checkpoint.pt").unlink(missing_ok=True)
-    group.broadcast(None)  # no process looks for a checkpoint before it is removed
-    run = train(config, data, out, group=group, keep_memory=args.keep_memory)
-    if run is None:
-        return
-    rows = []
-    for part in ("train", "val", "test"):
-        rows.append([part, *map(percent, run.metrics[part].values())])
-    print(f"{data!r}\n{text_table(['%', 'accuracy', 'macro F1', 'weighted F1'], rows)}")
-    epochs = f"best epoch {run.metrics['best_epoch']} of {run.metrics['epochs']}"
-    print(f"{epochs}; results in {out}")
+        data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
+        name = f"{config.dataset}-{config.backbone}-{config.selector}"
+        out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
+        if args.overwrite and group.rank == 0:
+            (out / "checkpoint.pt").unlink(missing_ok=True)
+        group.broadcast(None)  # no process looks for a checkpoint before it is removed
+        run = train(config, data, out, group=group, keep_memory=args.keep_memory)
+        if run is None:
+            return
+        rows = []
+        for part in ("train", "val", "test"):
+            rows.append([part, *map(percent, run.metrics[part].values())])
+        print(f"{data!r}\n{text_table(['%', 'accuracy', 'macro F1', 'weighted F1'], rows)}")
+        epochs = f"best epoch {run.metrics['best_epoch']} of {run.metrics['epochs']}"
+        print(f"{epochs}; results in {out}")
 
 
 def _add_partition(commands) -> None:
@@ -223,16 +212,9 @@ def _compare(args) -> None:
     splits = min(args.splits, data.n_splits)
     print(f"{data!r}; {splits} splits, {args.seeds} seed(s), {base.backbone}")
     out = args.out or Path("runs") / f"compare-{base.dataset}-{base.backbone}"
-    outcomes = compare(
-        base,
-        args.selectors,
-        splits=splits,
-        seeds=args.seeds,
-        fixed=set(settings),
-        out=out,
-        execution=Execution(args.data_dir, args.jobs, args.keep_memory),
-    )
-    text = report(outcomes)
+    execution = Execution(args.data_dir, args.jobs, args.keep_memory)
+    options = {"splits": splits, "seeds": args.seeds, "fixed": set(settings)}
+    text = report(compare(base, args.selectors, out=out, execution=execution, **options))
     write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
     print(f"\n{text}\n\nall runs: {out / 'results.jsonl'}")
 
@@ -264,17 +246,12 @@ def _default_studies(quick: bool) -> list[str]:
 
 
 def _reproduce(args) -> None:
-    from .experiments.reproduce import reproduce
-    from .experiments.results_page import write_page
+    from .experiments.reproduce import reproduce, write_page
     from .experiments.run_configs import Execution
 
     check_names("studies", args.studies, tuple(STUDIES))
-    settings = (QUICK if args.quick else FULL).narrowed(
-        args.splits,
-        datasets=args.datasets,
-        backbones=args.backbones,
-        selectors=args.selectors,
-    )
+    names = {name: getattr(args, name) for name in ("datasets", "backbones", "selectors")}
+    settings = (QUICK if args.quick else FULL).narrowed(args.splits, **names)
     out = args.out or Path("runs/reproduce-quick" if args.quick else "runs/reproduce")
     if not args.report:
         studies = []
@@ -284,39 +261,25 @@ def _reproduce(args) -> None:
         for message in reproduce(studies, settings, out, execution):
             print(f"left out: {message}")
     page = args.page or out / "results.md"
-    print(write_page(out, page))
-    print(page)
-
-
-def _add_explain(commands) -> None:
-    command = _command(commands, "explain", _explain, "explain the layer selected for a node")
-    command.add_argument("node", type=int)
-    text = "folder of the run (default: the newest)"
-    command.add_argument("--run", dest="folder", type=Path, help=text)
-    _add_data_dir(command)
+    print(write_page(out, page), page, sep="\n")
 
 
 def _explain(args) -> None:
     from .experiments.explain import explain
 
-    print(explain(args.folder or _newest_run(), args.node, args.data_dir))
-
-
-def _newest_run() -> Path:
-    checkpoints = sorted(Path("runs").glob("**/checkpoint.pt"), key=lambda p: p.stat().st_mtime)
-    if not checkpoints:
-        raise ValueError("there is no run below runs/; train one first, or name it with --run")
-    return checkpoints[-1].parent
+    folder = args.folder
+    if folder is None:
+        checkpoints = sorted(Path("runs").glob("**/checkpoint.pt"), key=lambda p: p.stat().st_mtime)
+        if not checkpoints:
+            raise ValueError("there is no run below runs/; train one first, or name it with --run")
+        folder = checkpoints[-1].parent
+    print(explain(folder, args.node, args.data_dir))
 
 
 def _demo(args) -> None:
     from .experiments.demo import demo
 
     print(demo(args.out, args.seed, keep_memory=args.keep_memory))
-
-
-def _doctor(args) -> int:
-    return doctor.main(args.data_dir)
 
 
 if __name__ == "__main__":

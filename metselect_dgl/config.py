@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A class of `metselect_dgl.nn`, the fields of Config that it takes, and its fixed options."""
+    """A class of `metselect_dgl.nn`, the fields of Config that it takes, its fixed options, and its
+    title in tables, if it is not the name of the class."""
 
     name: str
     fields: tuple[str, ...] = ()
     options: dict = {}  # noqa: RUF012  never written
+    title: str = ""
 
     def make(self, *args, **settings) -> object:
         """Call the class."""
@@ -32,31 +34,19 @@ BACKBONES = {
     "gcn": Part("GCN", ("allow_zero_in_degree", "propagate_once")),
     "gin": Part("GIN", ("learn_eps", "batch_norm", "propagate_once")),
 }
-SELECTORS = {
-    "attn": Part("AttnSelect"),
+SELECTORS = {  # in the order of tables
     "final": Part("FinalSelect"),
-    "jknet-cat": Part("JKNet", (), {"mode": "cat"}),
-    "jknet-lstm": Part("JKNet", (), {"mode": "lstm"}),
-    "jknet-max": Part("JKNet", (), {"mode": "max"}),
-    "jknet-metselect": Part("JKNetMetSelect", _METRIC),
-    "metselect": Part("MetSelect", _METRIC),
-    "metselect-max": Part("MetSelect", _METRIC[1:], {"rule": "opposite"}),
-    "metselect-paper": Part("MetSelect.paper", _METRIC),
     "ndls": Part("NDLSelect", ("eps",)),
+    "attn": Part("AttnSelect"),
+    "metselect": Part("MetSelect", _METRIC),
+    "metselect-paper": Part("MetSelect.paper", _METRIC, title="MetSelect-paper"),
+    "metselect-max": Part("MetSelect", _METRIC[1:], {"rule": "opposite"}, "MetSelect-max"),
+    "jknet-max": Part("JKNet", (), {"mode": "max"}, "JKNet-Max"),
+    "jknet-cat": Part("JKNet", (), {"mode": "cat"}, "JKNet-Cat"),
+    "jknet-lstm": Part("JKNet", (), {"mode": "lstm"}, "JKNet-LSTM"),
+    "jknet-metselect": Part("JKNetMetSelect", _METRIC, title="JKNet-MetSelect"),
 }
-
-SELECTOR_TITLES = {
-    "final": "FinalSelect",
-    "ndls": "NDLSelect",
-    "attn": "AttnSelect",
-    "metselect": "MetSelect",
-    "metselect-paper": "MetSelect-paper",
-    "metselect-max": "MetSelect-max",
-    "jknet-max": "JKNet-Max",
-    "jknet-cat": "JKNet-Cat",
-    "jknet-lstm": "JKNet-LSTM",
-    "jknet-metselect": "JKNet-MetSelect",
-}
+SELECTOR_TITLES = {name: part.title or part.name for name, part in SELECTORS.items()}
 
 
 def _option(default, text: str):
@@ -75,7 +65,7 @@ class Config:
     split: int = _option(0, "number of the dataset's split")
     seed: int = _option(0, "seed of the weights and of a synthetic dataset")
     backbone: str = _option("gcn", ", ".join(BACKBONES))
-    selector: str = _option("metselect", ", ".join(SELECTORS))
+    selector: str = _option("metselect", ", ".join(sorted(SELECTORS)))
     num_layers: int = _option(2, "number of convolutions; the features are layer 0")
     hidden: int = _option(64, "width of the layers")
     dropout: float = _option(0.0, "dropout on the input of every convolution")
@@ -118,7 +108,7 @@ class Config:
         for field, known in (("backbone", BACKBONES), ("selector", SELECTORS)):
             name = getattr(self, field)
             if name not in known:
-                raise ValueError(f"{field} is {name!r}; use one of {', '.join(known)}")
+                raise ValueError(f"{field} is {name!r}; use one of {', '.join(sorted(known))}")
         for name in ("epochs", "patience", "validate_every", "num_layers", "hidden", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -8,7 +8,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -29,8 +28,8 @@ class Check:
 
 
 def _python() -> tuple[str, str]:
-    supported = sys.version_info[:2] == (3, 11)
-    return "ok" if supported else "bad", f"{platform.python_version()} at {sys.executable}"
+    status = "ok" if sys.version_info[:2] == (3, 11) else "bad"
+    return status, f"{platform.python_version()} at {sys.executable}"
 
 
 def _torch() -> tuple[str, str]:
@@ -120,52 +119,35 @@ def _cache() -> tuple[str, str]:
         return "ok", f"{folder} is writable"
 
 
-def _check(name: str, probe: Callable[[], tuple[str, ...]], remedy: str) -> Check:
-    """Run one probe, which may return its own remedy; an exception becomes a row as well."""
-    try:
-        status, detail, *own_remedy = probe()
-        remedy = own_remedy[0] if own_remedy else remedy
-    except Exception as error:  # a broken wheel raises OSError, AttributeError, ... on import
-        absent = isinstance(error, ModuleNotFoundError) and name not in REQUIRED
-        status = "off" if absent else "bad"
-        detail = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Check(name, status, detail, "" if status == "ok" else remedy)
-
-
 def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
-    """Check everything the package can use; never raises.
-
-    Parameters
-    ----------
-    data_dir : path, optional
-        The folder of .npz data sets; by default `METSELECT_DATA`.
-    """
+    """Check everything the package can use, with .npz data sets in `data_dir` (by default
+    METSELECT_DATA); never raises."""
     reinstall = "delete .venv and run `make setup`, or `pip install"
-    return [
-        _check("python", _python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
-        _check("torch", _torch, f"{reinstall} torch=={TORCH}`"),
-        _check("dgl", _dgl, f"{reinstall} dgl==1.1.3 packaging`"),
-        _check(
-            "extension",
-            _extension,
-            "results are the same without it; with a C++ compiler, in a checkout, "
-            "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .` "
-            "builds it or reports the error",
-        ),
-        _check("triton", _triton, "it comes with the CUDA build of torch, on Linux"),
-        _check(
-            "cuda",
-            _cuda,
-            f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3",
-        ),
-        _check(
-            "data",
-            lambda: _data(data_dir),
-            "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets",
-        ),
-        _check("ogb", _ogb, "pip install 'metselect-dgl[ogb]'"),
-        _check("cache", _cache, "set XDG_CACHE_HOME to a folder that can be written"),
-    ]
+    build = "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .`"
+    without = "results are the same without it; with a C++ compiler, in a checkout, "
+    folder = "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets"
+    probes = {
+        "python": (_python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
+        "torch": (_torch, f"{reinstall} torch=={TORCH}`"),
+        "dgl": (_dgl, f"{reinstall} dgl==1.1.3 packaging`"),
+        "extension": (_extension, f"{without}{build} builds it or reports the error"),
+        "triton": (_triton, "it comes with the CUDA build of torch, on Linux"),
+        "cuda": (_cuda, f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3"),
+        "data": (lambda: _data(data_dir), folder),
+        "ogb": (_ogb, "pip install 'metselect-dgl[ogb]'"),
+        "cache": (_cache, "set XDG_CACHE_HOME to a folder that can be written"),
+    }
+    rows = []
+    for name, (probe, remedy) in probes.items():
+        try:  # a probe may return its own remedy
+            status, detail, *own_remedy = probe()
+            remedy = own_remedy[0] if own_remedy else remedy
+        except Exception as error:  # a broken wheel raises OSError, AttributeError, ... on import
+            absent = isinstance(error, ModuleNotFoundError) and name not in REQUIRED
+            status = "off" if absent else "bad"
+            detail = f"{type(error).__name__}: {error}".splitlines()[0]
+        rows.append(Check(name, status, detail, "" if status == "ok" else remedy))
+    return rows
 
 
 def table(rows: list[Check]) -> str:
@@ -207,15 +189,10 @@ def ops_table() -> str:
     return "\n".join(lines)
 
 
-def report(rows: list[Check]) -> str:
-    """Return the table of checks and the table of ops."""
-    return f"{table(rows)}\n\n{ops_table()}"
-
-
 def main(data_dir: str | os.PathLike | None = None) -> int:
-    """Print the report; return the exit status."""
+    """Print the tables of checks and of ops; return the exit status."""
     rows = checks(data_dir)
-    print(report(rows))
+    print(f"{table(rows)}\n\n{ops_table()}")
     return exit_status(rows)
 
 

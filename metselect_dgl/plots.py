@@ -1,4 +1,4 @@
-"""Figures: shares of selected layers, the explanation of a node, curves, and benchmarks."""
+"""Figures: shares of selected layers, the explanation of a node, and curves."""
 
 from pathlib import Path
 
@@ -21,31 +21,25 @@ def plot_layers(metrics: dict, path: Path) -> None:
     left = np.zeros(len(bars))
     for depth, color in enumerate(colors):
         axes.barh(bars, shares[:, depth], left=left, color=color, label=f"layer {depth}")
-        _annotate(axes, shares[:, depth], left, depth, dark=depth < len(colors) / 2)
+        style = {"ha": "center", "va": "center"}
+        style["color"] = "white" if depth < len(colors) / 2 else "black"
+        for row, width in enumerate(shares[:, depth]):
+            if width > 0.06:  # wide enough for a text
+                text = f"{depth}: {100 * width:.0f} %" if width > 0.12 else f"{100 * width:.0f}"
+                axes.text(left[row] + width / 2, row, text, **style)
         left += shares[:, depth]
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
-    axes.set_title(_title(metrics), fontsize=10)
+    config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
+    model = f"{config['backbone'].upper()} + {SELECTOR_TITLES[config['selector']]}"
+    title = (
+        f"{model} on {config['dataset']}: layer selected per node, test accuracy {accuracy:.1f} %"
+    )
+    axes.set_title(title, fontsize=10)
     if len(colors) <= 10:
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _save(figure, path)
-
-
-def _title(metrics: dict) -> str:
-    config, accuracy = metrics["config"], 100 * metrics["test"]["accuracy"]
-    selector = SELECTOR_TITLES[config["selector"]]
-    model = f"{config['backbone'].upper()} + {selector} on {config['dataset']}"
-    return f"{model}: layer selected per node, test accuracy {accuracy:.1f} %"
-
-
-def _annotate(axes, widths: np.ndarray, left: np.ndarray, depth: int, dark: bool) -> None:
-    """Write layer and percentage into the bars that are wide enough."""
-    color = "white" if dark else "black"
-    for row, (width, start) in enumerate(zip(widths, left, strict=True)):
-        if width > 0.06:
-            text = f"{depth}: {100 * width:.0f} %" if width > 0.12 else f"{100 * width:.0f}"
-            axes.text(start + width / 2, row, text, ha="center", va="center", color=color)
+    save_figure(figure, path)
 
 
 def plot_explanation(
@@ -59,81 +53,23 @@ def plot_explanation(
     axes.set_xticks(range(n_classes))
     axes.set_yticks(range(n_layers), [f"layer {d}  ({s:+.1f})" for d, s in enumerate(score)])
     axes.set_xlabel("class" + (f" (true: {label})" if label >= 0 else ""))
-    frame = plt.Rectangle((-0.5, layer - 0.5), n_classes, 1, fill=False, edgecolor="red", lw=2)
-    axes.add_patch(frame)
+    style = {"fill": False, "edgecolor": "red", "lw": 2}
+    axes.add_patch(plt.Rectangle((-0.5, layer - 0.5), n_classes, 1, **style))
     axes.set_title(title, fontsize=9)
     figure.colorbar(image, label="posterior")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def plot_epochs(ratios: dict[str, dict[str, dict]], data: str, path: Path) -> None:
-    """Bars of the time of an epoch as a share of a plain DGL loop's, with quartiles."""
-    width = 1 + 0.3 * sum(map(len, ratios.values()))
-    shares = [max(len(bars), 1) for bars in ratios.values()]
-    figure, panels = plt.subplots(
-        1,
-        len(ratios),
-        figsize=(width, 5),
-        sharey=True,
-        layout="constrained",
-        squeeze=False,
-        width_ratios=shares,
-    )
-    for axes, (backbone, bars) in zip(panels[0], ratios.items(), strict=True):
-        for name, found in bars.items():
-            below, above = found["median"] - found["q1"], found["q3"] - found["median"]
-            color = "C1" if name.startswith("MetSelect") else "C0"
-            axes.bar(name, found["median"], yerr=[[below], [above]], color=color, capsize=3)
-        axes.axhline(1, color="0.4", lw=1)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        axes.set_title(backbone)
-        axes.tick_params(axis="x", rotation=90)
-    panels[0][0].set_ylabel("epoch / epoch of the plain DGL loop")
-    figure.suptitle(f"{data}; depth 2, hidden 64; bars: median and quartiles", fontsize=10)
-    _save(figure, path)
-
-
-def plot_growth(curves: dict[str, dict[str, tuple]], path: Path) -> None:
-    """Time against each size, with the fitted exponent of every provider."""
-    size = (4 * len(curves), 3.6)
-    figure, panels = plt.subplots(1, len(curves), figsize=size, layout="constrained", squeeze=False)
-    for axes, (axis, providers) in zip(panels[0], curves.items(), strict=True):
-        for name, (sizes, seconds, fitted) in providers.items():
-            power = "" if fitted is None else f" ~ {axis}$^{{{fitted:.2f}}}$"
-            axes.loglog(sizes, [1e3 * each for each in seconds], "o-", label=name + power)
-        _name_ticks(axes, {size for sizes, _, _ in providers.values() for size in sizes})
-        axes.set_xlabel(axis)
-        axes.legend(fontsize=8)
-    panels[0][0].set_ylabel("ms")
-    _save(figure, path)
-
-
-def _name_ticks(axes, sizes) -> None:
+def name_ticks(axes, sizes) -> None:
     """Label the measured sizes as plain numbers."""
     axes.set_xticks(sorted(sizes), [f"{size:,}" for size in sorted(sizes)], fontsize=8)
     axes.xaxis.minorticks_off()
 
 
-def plot_memory(peaks: dict[str, dict[str, float]], path: Path) -> None:
-    """Peak memory of the head against the number of rows."""
-    figure, axes = plt.subplots(figsize=(5, 3.6), layout="constrained")
-    for name, by_rows in peaks.items():
-        rows = sorted(map(int, by_rows))
-        axes.loglog(rows, [by_rows[str(n)] / 2**20 for n in rows], "o-", label=name)
-        _name_ticks(axes, rows)
-    axes.set_xlabel("rows")
-    axes.set_ylabel("MB beyond the inputs")
-    axes.legend(fontsize=8)
-    _save(figure, path)
-
-
 def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
     """Draw the share of nodes at each layer as stacked bars by dataset, in a panel per backbone."""
-    size = (4 * len(shares), 3.6)
-    figure, panels = plt.subplots(
-        1, len(shares), figsize=size, sharey=True, layout="constrained", squeeze=False
-    )
+    figure = plt.figure(figsize=(4 * len(shares), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(shares), sharey=True, squeeze=False)
     for axes, (backbone, by_dataset) in zip(panels[0], shares.items(), strict=True):
         table = np.array(list(by_dataset.values()))  # [datasets, L]
         colors = plt.colormaps["viridis"](np.linspace(0.1, 0.9, table.shape[1]))
@@ -146,7 +82,7 @@ def plot_shares(shares: dict[str, dict[str, np.ndarray]], path: Path) -> None:
         axes.tick_params(axis="x", rotation=60)
     panels[0][0].set_ylabel("share of test nodes")
     panels[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_curves(
@@ -160,25 +96,22 @@ def plot_curves(
     for axes, (title, models) in zip(grid.flat, panels.items(), strict=False):
         for number, (name, points) in enumerate(models.items()):
             style = {"color": "0.3", "ls": "--"} if number == 0 else {"color": f"C{number - 1}"}
-            means, deviations = [], []
-            for values in points.values():
-                means.append(values.mean())
-                deviations.append(values.std(ddof=1) if len(values) > 1 else 0)
+            means = [values.mean() for values in points.values()]
+            spread = [values.std(ddof=1) if len(values) > 1 else 0 for values in points.values()]
             style |= {"marker": "o", "capsize": 3, "label": name}
-            axes.errorbar(list(points), means, yerr=deviations, **style)
+            axes.errorbar(list(points), means, yerr=spread, **style)
         if log:
             axes.set_xscale("log", base=2)
-        _name_ticks(axes, {x for points in models.values() for x in points})
-        axes.set_title(title)
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("accuracy, %")
+        name_ticks(axes, {x for points in models.values() for x in points})
+        axes.set(title=title, xlabel=x_label, ylabel="accuracy, %")
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     grid.flat[0].legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure, path: Path) -> None:
+def save_figure(figure, path: Path) -> None:
+    """Write a figure and close it."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from metselect_dgl.testing import make_case
+from benchmarks.op_cases import make_case
 
 ROOT = Path(__file__).parents[1]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]  # enum MetselectDtype

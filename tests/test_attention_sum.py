@@ -7,8 +7,8 @@ import pytest
 import torch
 from dgl.nn import GATConv
 
+from benchmarks.op_cases import assert_close, compressed_edges, gradients
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import assert_close, compressed_edges, gradients
 
 OPS = torch.ops.metselect
 SLOPE = 0.2

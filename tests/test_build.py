@@ -85,7 +85,7 @@ def python(site, *arguments, backend="auto"):
 MOMENTS = """
 import torch
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import make_case
+from benchmarks.op_cases import make_case
 case = make_case(100, (5, 37), picked=60)
 inputs = case.layers, case.labels, 2 * [case.index], [h[:4] for h in case.layers]
 torch.testing.assert_close(torch.ops.metselect.moments(*inputs), reference.moments(*inputs))
@@ -116,6 +116,7 @@ def test_sdist(sdist):
     wanted = [*(ROOT / "csrc").rglob("*.[ch]*"), *ROOT.glob("kernels/*.py")]
     assert {str(path.relative_to(ROOT)) for path in wanted} <= files
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= files
+    assert "metselect_dgl/experiments/paper.yaml" in files
     assert not any(file.endswith(".so") for file in files)
 
 
@@ -125,6 +126,7 @@ def test_wheel(sources):
     files = [str(path.relative_to(site)) for path in site.rglob("*")]
     assert "metselect_dgl/kernels/__init__.py" in files
     assert "metselect_dgl/doctor.py" in files
+    assert "metselect_dgl/experiments/paper.yaml" in files
     info = f"metselect_dgl-{VERSION}.dist-info"
     assert {file.split("/")[0] for file in files} == {"metselect_dgl", info}
     assert f"{info}/licenses/LICENSE" in files
@@ -138,6 +140,7 @@ def test_wheel(sources):
 def test_wheel_without_compiler(sources, cxx):
     site = installed(sources, CXX=cxx, METSELECT_BACKEND="auto")
     assert not list(site.rglob("*.so"))
+    assert (site / "metselect_dgl/experiments/paper.yaml").exists()
     done = python(site, "-c", MOMENTS)
     assert done.stdout == "False\n", done.stderr
     report = python(site, "-m", "metselect_dgl", "doctor").stdout
@@ -303,4 +306,4 @@ def test_sanitize_without_its_runtime(checkout, tmp_path):
     done = make(checkout, "sanitize", CXX=str(compiler))
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"'{compiler}' brings no libasan.so; use GCC" in sentence
+    assert f"'{compiler}' has no libasan.so; use GCC" in sentence

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 
+from benchmarks.op_cases import assert_close, gradients, make_case
 from metselect_dgl import functional as MF
-from metselect_dgl.testing import assert_close, gradients, make_case
 
 
 @pytest.mark.parametrize("picked", [None, 20], ids=["all", "picked"])

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
+from benchmarks.op_cases import make_case
 from metselect_dgl.nn import MetSelectHead
-from metselect_dgl.testing import make_case
 
 CASE = make_case(300, (5, 8), dtype=torch.float32)
 INDEX = torch.arange(0, 300, 2)

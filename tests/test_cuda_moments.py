@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from benchmarks.kernel_report_cuda import nvcc, rows
+from benchmarks.op_cases import assert_close, make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
-from metselect_dgl.testing import assert_close, make_case
 
 WIDTHS = 5, 37, 64, 130
 SANITIZED = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1".split()

@@ -174,8 +174,9 @@ def test_table_is_aligned():
     ]
 
 
-def test_report_begins_with_the_table():
-    lines = doctor.report(doctor.checks()).splitlines()
+def test_report_begins_with_the_table(capsys):
+    doctor.main()
+    lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("python     ok   3.11")
     assert lines[-1] == f"METSELECT_BACKEND chooses: {', '.join(backends.CHOICES)}"
 

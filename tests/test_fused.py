@@ -7,11 +7,11 @@ import dgl
 import pytest
 import torch
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import ops
 from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect, layer_source
 from metselect_dgl.nn.source import GraphSource
-from metselect_dgl.testing import make_case
 
 FUSED = {
     "gat": (GAT, {}),

@@ -7,10 +7,10 @@ import sys
 import pytest
 import torch
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import ops
 from metselect_dgl.nn import MetSelectHead
-from metselect_dgl.testing import make_case
 
 CASE = make_case(700, (5, 37), picked=600, dtype=torch.float32)
 METRIC = CASE.metric()

@@ -16,7 +16,7 @@ LAYERS = (
     ("_C", "atomic_file", "kernels", "reference"),
     ("ops",),
     ("checks", "functional"),
-    ("nn", "testing"),
+    ("nn",),
     ("config", "data", "plots"),
     ("train",),
     ("experiments",),

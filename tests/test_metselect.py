@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from dgl.dataloading import DataLoader, NeighborSampler
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
 from metselect_dgl.nn import (
     GAT,
@@ -19,7 +20,6 @@ from metselect_dgl.nn import (
     MetSelect,
     MetSelectHead,
 )
-from metselect_dgl.testing import make_case
 
 
 def trained_head(n_classes=4, widths=(5, 37), **options):

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.op_cases import assert_close, make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
 from metselect_dgl.functional.moments import sampled_means
 from metselect_dgl.reference import TILE
-from metselect_dgl.testing import assert_close, make_case
 
 
 def pooled(h: np.ndarray, y: np.ndarray) -> np.ndarray:

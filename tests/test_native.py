@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
+from benchmarks.op_cases import assert_close, make_case
 from metselect_dgl import ops, reference
-from metselect_dgl.testing import assert_close, make_case
 
 native = pytest.mark.skipif(
     not ops.NATIVE, reason="the extension is not built, or METSELECT_BACKEND is reference"

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.op_cases import compressed_edges, make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import ops
-from metselect_dgl.testing import compressed_edges, make_case
 
 CHECKS = (
     "test_schema",

@@ -14,7 +14,7 @@ from metselect_dgl.config import Config
 from metselect_dgl.data import load_dataset
 from metselect_dgl.experiments import paper, reproduce, run_configs
 from metselect_dgl.experiments.experiment import Experiment
-from metselect_dgl.experiments.reproduce_settings import FULL, QUICK, ReproduceSettings
+from metselect_dgl.experiments.reproduce import write_page
 from metselect_dgl.experiments.result_rows import (
     accuracies,
     add_rows,
@@ -24,9 +24,8 @@ from metselect_dgl.experiments.result_rows import (
     read_rows,
     rows_by_model,
 )
-from metselect_dgl.experiments.results_page import write_page
 from metselect_dgl.experiments.run_configs import Execution
-from metselect_dgl.experiments.studies import STUDIES, Study
+from metselect_dgl.experiments.studies import FULL, QUICK, STUDIES, ReproduceSettings, Study
 from metselect_dgl.experiments.tables import markdown
 
 ROOT = Path(__file__).parents[1]
@@ -503,7 +502,8 @@ def test_the_committed_page_is_made_of_the_committed_rows(tmp_path):
     folder = shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
     write_page(folder, tmp_path / "results.md")
     assert (tmp_path / "results.md").read_text() == (ROOT / "docs" / "results.md").read_text()
-    assert headline_table(stored(folder, "accuracy")) in (ROOT / "README.md").read_text()
+    gcn_rows = "\n".join(headline_table(stored(folder, "accuracy")).splitlines()[:6])
+    assert gcn_rows in (ROOT / "README.md").read_text()
 
 
 def test_committed_rows_are_complete():

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
+from benchmarks.op_cases import make_case
 from benchmarks.roofline import (
     A100,
     GPUS,
@@ -21,7 +22,6 @@ from benchmarks.roofline import (
     seconds,
 )
 from metselect_dgl.experiments.paper import EPOCH_SECONDS
-from metselect_dgl.testing import make_case
 
 SMALL = Size(N=4000, n=3200, L=2, C=5, D=16)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
-from metselect_dgl.testing import make_case
 
 # One dimension, unit variance, class means 0 and 2; a node at 0.5 (layer 0) and at 0.1 (layer 1).
 HAND = {

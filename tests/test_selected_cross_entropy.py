@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
-from metselect_dgl.testing import make_case
 
 
 def setup(n=21, widths=(3, 5, 4), picked=None, layer=None):

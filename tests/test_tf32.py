@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from benchmarks import tf32
+from benchmarks.op_cases import make_case
 from benchmarks.tf32 import product, scores, to_tf32
 from metselect_dgl import functional as MF
-from metselect_dgl.testing import make_case
 
 STEP = 2.0**-10  # of tf32 at 1
 ROUNDED = {  # value: (truncated, to nearest)

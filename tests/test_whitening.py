@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.covariance import ledoit_wolf, oas
 
+from benchmarks.op_cases import make_case
 from metselect_dgl import functional as MF
-from metselect_dgl.testing import make_case
 
 
 def centred(case):

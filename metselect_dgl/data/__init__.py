@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from http.client import HTTPException
@@ -10,8 +9,7 @@ from os import PathLike
 from pathlib import Path
 from zipfile import BadZipFile
 
-from .dataset import NodeDataset, Split
-from .graphs import edge_homophily, undirected_graph
+from .dataset import NodeDataset, Split, edge_homophily, undirected_graph
 from .npz import load_npz, save_npz
 from .public import DGL_CLASSES, has_arxiv, load_arxiv, load_dgl
 from .synthetic import arxiv_twin, contextual_sbm, hop_chain
@@ -31,16 +29,9 @@ __all__ = [
     "undirected_graph",
 ]
 
-SYNTHETIC: dict[str, Callable[..., NodeDataset]] = {
-    "arxiv-twin": arxiv_twin,
-    "csbm": contextual_sbm,
-    "hop_chain": hop_chain,
-}
-ATTACKED = tuple(
-    f"mettack_{base}{rate}"
-    for base in ("citeseer", "cora")
-    for rate in ("", "_05", "_10", "_15", "_20")
-)
+SYNTHETIC = {"arxiv-twin": arxiv_twin, "csbm": contextual_sbm, "hop_chain": hop_chain}
+RATES = ("", "_05", "_10", "_15", "_20")
+ATTACKED = tuple(f"mettack_{base}{rate}" for base in ("citeseer", "cora") for rate in RATES)
 DATASETS = tuple(sorted((*SYNTHETIC, *DGL_CLASSES, *ATTACKED, "ogbn-arxiv")))
 
 
@@ -63,14 +54,12 @@ def load_dataset(name: str, data_dir: str | PathLike | None = None, seed: int = 
     folder = _data_folder(data_dir)
     file = _find_npz(name, folder) if folder else None
     if file:
-        path, edges = file
-        return replace(load_npz(path, edges), name=name)
+        return replace(load_npz(*file), name=name)
     if name not in DATASETS:
         close = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        where = f" and {folder} has no {name}.npz" if folder else ""
-        known = ", ".join(DATASETS)
-        raise ValueError(f"dataset {name!r} is unknown{hint}{where}; known are {known}")
+        hint += f" and {folder} has no {name}.npz" if folder else ""
+        raise ValueError(f"dataset {name!r} is unknown{hint}; known are {', '.join(DATASETS)}")
     return _download(name, folder)
 
 
@@ -102,21 +91,19 @@ def _find_npz(name: str, folder: Path) -> tuple[Path, str] | None:
 
 
 def _download(name: str, folder: Path | None) -> NodeDataset:
-    if name in ATTACKED:
-        raise RuntimeError(_unavailable(name, folder, "it has no download"))
-    source = "ogb" if name == "ogbn-arxiv" else "dgl.data"
-    try:
-        return load_arxiv(folder) if source == "ogb" else load_dgl(name)
-    except (OSError, RuntimeError, HTTPException, BadZipFile) as error:
-        reason = f"{source} could not fetch or read it ({error})"
-        raise RuntimeError(_unavailable(name, folder, reason)) from error
-
-
-def _unavailable(name: str, folder: Path | None, reason: str) -> str:
+    """Load a public dataset; an error names what was tried and what to do."""
     file = re.sub(r"^(mettack_.+)_\d+$", r"\1", name) + ".npz"
+    remedy, source, cause = file, "dgl.data", None
+    if name == "ogbn-arxiv":
+        remedy, source = f"{file} or ogb's folder ogbn_arxiv", "ogb"
+    try:
+        if name not in ATTACKED:
+            return load_arxiv(folder) if source == "ogb" else load_dgl(name)
+        reason = "it has no download"
+    except (OSError, RuntimeError, HTTPException, BadZipFile) as error:
+        reason, cause = f"{source} could not fetch or read it ({error})", error
     tried = f"{folder} has no {file}" if folder else "no data folder is set"
-    remedy = f"{file} or ogb's folder ogbn_arxiv" if name == "ogbn-arxiv" else file
-    return (
+    raise RuntimeError(
         f"{name} cannot be loaded: {tried}, and {reason}; put {remedy} into --data-dir or "
         "METSELECT_DATA, or use hop_chain, which needs no download"
-    )
+    ) from cause

@@ -1,4 +1,4 @@
-"""A graph with features, labels and splits, checked when it is created."""
+"""Graphs from edge lists, and a graph with features, labels and splits, checked when created."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from typing import NamedTuple
 import dgl
 import torch
 from torch import Tensor
+
+
+def undirected_graph(edges: Tensor, n_nodes: int) -> dgl.DGLGraph:
+    """Return a graph with both directions of every edge [E, 2], each once; self-loops stay."""
+    src, dst = edges.unbind(dim=1)
+    keys = torch.cat([src * n_nodes + dst, dst * n_nodes + src]).unique()
+    return dgl.graph((keys // n_nodes, keys % n_nodes), num_nodes=n_nodes)
+
+
+def edge_homophily(graph: dgl.DGLGraph, labels: Tensor) -> float:
+    """Return the share of edges within a class, among edges of two different labelled nodes."""
+    src, dst = graph.edges()
+    counted = (src != dst) & (labels[src] >= 0) & (labels[dst] >= 0)
+    return (labels[src] == labels[dst])[counted].float().mean().item()
 
 
 class Split(NamedTuple):
@@ -62,9 +76,19 @@ class NodeDataset:
 
     def __post_init__(self) -> None:
         n_nodes = self.graph.num_nodes()
-        _check_feat(self.feat, n_nodes)
+        if not self.feat.is_floating_point():
+            raise TypeError(f"feat is {self.feat.dtype}; convert it with feat.float()")
+        if self.feat.dim() != 2 or len(self.feat) != n_nodes:
+            shape = tuple(self.feat.shape)
+            raise ValueError(f"feat has shape {shape}, expected ({n_nodes}, n_feats)")
         _check_index("labels", self.labels, n_nodes)
-        _check_classes(self.labels, self.n_classes)
+        wrong = ((self.labels < -1) | (self.labels >= self.n_classes)).nonzero()
+        if len(wrong):
+            node = int(wrong[0])
+            raise ValueError(
+                f"label {int(self.labels[node])} of node {node} is outside 0 to "
+                f"{self.n_classes - 1} (-1 marks a node without label)"
+            )
         _check_masks(self.train_masks, self.val_masks, self.test_masks, n_nodes)
         if self.node_type is not None:
             _check_index("node_type", self.node_type, n_nodes)
@@ -87,11 +111,10 @@ class NodeDataset:
 
     def to(self, device: str | torch.device) -> NodeDataset:
         """Return a copy with graph and tensors on `device`."""
-        moved = {
-            name: value.to(device)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor | dgl.DGLGraph)
-        }
+        moved = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | dgl.DGLGraph):
+                moved[name] = value.to(device)
         return replace(self, **moved)
 
     def fingerprint(self) -> str:
@@ -111,28 +134,11 @@ class NodeDataset:
         )
 
 
-def _check_feat(feat: Tensor, n_nodes: int) -> None:
-    if not feat.is_floating_point():
-        raise TypeError(f"feat is {feat.dtype}; convert it with feat.float()")
-    if feat.dim() != 2 or len(feat) != n_nodes:
-        raise ValueError(f"feat has shape {tuple(feat.shape)}, expected ({n_nodes}, n_feats)")
-
-
 def _check_index(what: str, value: Tensor, n_nodes: int) -> None:
     if value.dtype != torch.int64:
         raise TypeError(f"{what} is {value.dtype}, expected torch.int64")
     if tuple(value.shape) != (n_nodes,):
         raise ValueError(f"{what} has shape {tuple(value.shape)}, expected ({n_nodes},)")
-
-
-def _check_classes(labels: Tensor, n_classes: int) -> None:
-    wrong = ((labels < -1) | (labels >= n_classes)).nonzero()
-    if len(wrong):
-        node = int(wrong[0])
-        raise ValueError(
-            f"label {int(labels[node])} of node {node} is outside 0 to {n_classes - 1} "
-            "(-1 marks a node without label)"
-        )
 
 
 def _check_masks(train: Tensor, val: Tensor, test: Tensor, n_nodes: int) -> None:

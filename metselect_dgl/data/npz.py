@@ -6,11 +6,9 @@ from pathlib import Path
 import dgl
 import numpy as np
 import torch
-from torch import Tensor
 
-from .dataset import NodeDataset
-from .download import write_arrays
-from .graphs import undirected_graph
+from ..atomic_file import write_atomic
+from .dataset import NodeDataset, undirected_graph
 
 PARTS = ("train", "val", "test")
 
@@ -30,7 +28,13 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
         Name of the array of edges, for files with several: ``"edges_mettack_20"``.
     """
     path = Path(path)
-    arrays = _read(path)
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and numpy each raise their own
+        raise ValueError(f"{path} is broken or no .npz file ({error}); copy it again") from error
     try:
         return dataset_from_arrays(arrays, name=path.stem, edges=edges)
     except (TypeError, ValueError) as error:
@@ -39,20 +43,26 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
 
 def save_npz(dataset: NodeDataset, path: str | PathLike) -> None:
     """Write a dataset for ``load_npz``; an interrupted write leaves no file."""
-    edges, directed = _edges_once(dataset.graph)
+    n_nodes = dataset.graph.num_nodes()
+    edges = torch.stack(dataset.graph.edges(), dim=1)
+    half = edges[edges[:, 0] <= edges[:, 1]]
+    full = torch.stack(undirected_graph(half, n_nodes).edges(), dim=1)
+    keys = (ends[:, 0] * n_nodes + ends[:, 1] for ends in (edges, full))
+    symmetric = torch.equal(*(key.sort().values for key in keys))
     arrays = {
         "node_features": dataset.feat,
         "node_labels": dataset.labels,
-        "edges": edges,
+        "edges": half if symmetric else edges,
         "n_classes": torch.tensor(dataset.n_classes),
         **{f"{part}_masks": getattr(dataset, f"{part}_masks") for part in PARTS},
     }
-    if directed:
+    if not symmetric:
         arrays["directed"] = torch.tensor(True)
     if dataset.node_type is not None:
         arrays["node_type"] = dataset.node_type
-    as_numpy = {key: value.cpu().numpy() for key, value in arrays.items()}
-    write_arrays(Path(path), as_numpy | {"note": np.array(dataset.note)}, compress=True)
+    arrays = {key: value.cpu().numpy() for key, value in arrays.items()}
+    arrays["note"] = np.array(dataset.note)
+    write_atomic(Path(path), lambda file: np.savez_compressed(file, **arrays))
 
 
 def dataset_from_arrays(
@@ -61,11 +71,22 @@ def dataset_from_arrays(
     """Return the dataset of these arrays, named as in ``load_npz``."""
     feat = torch.from_numpy(_take(arrays, "node_features")).float()
     labels = _integers(arrays, "node_labels")
-    pairs = _edges(arrays, edges, len(feat))
-    make_graph = _directed_graph if arrays.get("directed", False) else undirected_graph
+    pairs = _integers(arrays, edges)
+    if pairs.ndim != 2 or pairs.shape[1] != 2:
+        raise ValueError(f"{edges} has shape {pairs.shape}, expected (E, 2)")
+    outside = np.flatnonzero(((pairs < 0) | (pairs >= len(feat))).any(axis=1))
+    if outside.size:
+        ends = " and ".join(map(str, pairs[outside[0]]))
+        known = f"the nodes are 0 to {len(feat) - 1}"
+        raise ValueError(f"row {outside[0]} of {edges} joins nodes {ends}, but {known}")
+    pairs = torch.from_numpy(pairs)
+    if arrays.get("directed", False):
+        graph = dgl.graph(pairs.unbind(dim=1), num_nodes=len(feat))
+    else:
+        graph = undirected_graph(pairs, len(feat))
     return NodeDataset(
         name,
-        make_graph(torch.from_numpy(pairs), len(feat)),
+        graph,
         feat,
         torch.from_numpy(labels[:, 0] if labels.shape[1:] == (1,) else labels),
         int(arrays.get("n_classes", labels.max(initial=-1) + 1)),
@@ -73,16 +94,6 @@ def dataset_from_arrays(
         node_type=torch.from_numpy(arrays["node_type"]) if "node_type" in arrays else None,
         note=str(arrays.get("note", "")),
     )
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # zipfile, zlib, struct and numpy each raise their own
-        raise ValueError(f"{path} is broken or no .npz file ({error}); copy it again") from error
 
 
 def _take(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
@@ -98,19 +109,6 @@ def _integers(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
     return array.astype(np.int64, copy=False)
 
 
-def _edges(arrays: dict[str, np.ndarray], key: str, n_nodes: int) -> np.ndarray:
-    edges = _integers(arrays, key)
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise ValueError(f"{key} has shape {edges.shape}, expected (E, 2)")
-    outside = np.flatnonzero(((edges < 0) | (edges >= n_nodes)).any(axis=1))
-    if outside.size:
-        ends = " and ".join(map(str, edges[outside[0]]))
-        raise ValueError(
-            f"row {outside[0]} of {key} joins nodes {ends}, but the nodes are 0 to {n_nodes - 1}"
-        )
-    return edges
-
-
 def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray:
     """Return the masks [S, N] of one part; an index array is one split."""
     if f"{part}_idx" not in arrays:
@@ -120,17 +118,3 @@ def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray
     if outside.size:
         raise ValueError(f"{part}_idx has {outside[0]}, but the nodes are 0 to {n_nodes - 1}")
     return np.isin(np.arange(n_nodes), index)[None]
-
-
-def _directed_graph(edges: Tensor, n_nodes: int) -> dgl.DGLGraph:
-    return dgl.graph(edges.unbind(dim=1), num_nodes=n_nodes)
-
-
-def _edges_once(graph: dgl.DGLGraph) -> tuple[Tensor, bool]:
-    """Return the edges [E, 2] to store, half if symmetric, and whether they are directed."""
-    edges = torch.stack(graph.edges(), dim=1)
-    half = edges[edges[:, 0] <= edges[:, 1]]
-    full = torch.stack(undirected_graph(half, graph.num_nodes()).edges(), dim=1)
-    keys = (e[:, 0] * graph.num_nodes() + e[:, 1] for e in (edges, full))
-    symmetric = torch.equal(*(key.sort().values for key in keys))
-    return (half, False) if symmetric else (edges, True)

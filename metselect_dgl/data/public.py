@@ -4,21 +4,20 @@ import codecs
 import importlib
 import io
 import os
+import shutil
 import sys
+import tempfile
+import urllib.request
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
 import dgl
 import numpy as np
 import torch
-from torch import Tensor
 
-from .dataset import NodeDataset
-from .download import cache_home, fetch_zip
-from .graphs import undirected_graph
+from .dataset import NodeDataset, undirected_graph
 
 DGL_CLASSES = {
     "actor": "ActorDataset",
@@ -31,7 +30,27 @@ DGL_CLASSES = {
     "texas": "TexasDataset",
     "wisconsin": "WisconsinDataset",
 }
+TIMEOUT_SECONDS = 20
 ARXIV_URL = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
+
+
+def cache_home() -> Path:
+    """Return ``$XDG_CACHE_HOME/metselect_dgl``, or ``~/.cache/metselect_dgl``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
+
+
+def fetch_zip(url: str, folder: Path, inside: str = "") -> None:
+    """Download a zip in one attempt and make its subfolder ``inside`` the new ``folder``."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as scratch:
+        archive = Path(scratch, "archive.zip")
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            print(f"downloading {url}", file=sys.stderr)
+            with open(archive, "wb") as file:
+                shutil.copyfileobj(answer, file)
+        unpacked = Path(scratch, "unpacked")
+        shutil.unpack_archive(archive, unpacked)
+        os.replace(unpacked / inside, folder)
 
 
 def load_dgl(name: str) -> NodeDataset:
@@ -40,13 +59,17 @@ def load_dgl(name: str) -> NodeDataset:
     source = type(base.__name__, (base,), {"_download": _download_once})(verbose=False)
     graph = source[0]
     edges = torch.stack(graph.edges(), dim=1)
+    masks = []
+    for part in ("train", "val", "test"):  # [N] or [N, S]
+        mask = graph.ndata[f"{part}_mask"].bool().reshape(graph.num_nodes(), -1)
+        masks.append(mask.t().contiguous())
     return NodeDataset(
         name,
         undirected_graph(edges[edges[:, 0] != edges[:, 1]], graph.num_nodes()),
         graph.ndata["feat"].float(),
         graph.ndata["label"].long(),
         source.num_classes,
-        *(_split_rows(graph.ndata[key]) for key in ("train_mask", "val_mask", "test_mask")),
+        *masks,
         note=f"dgl.data.{base.__name__}",
     )
 
@@ -57,14 +80,28 @@ def _download_once(self: dgl.data.DGLDataset) -> None:
         fetch_zip(self.url, Path(self.raw_path))
 
 
-def _split_rows(mask: Tensor) -> Tensor:
-    """Convert DGL's mask [N] or [N, S] to bool [S, N]."""
-    return mask.bool().reshape(len(mask), -1).t().contiguous()
-
-
 def load_arxiv(data_dir: Path | None = None) -> NodeDataset:
     """Load ogbn-arxiv, bidirected and with self-loops; download it unless ``data_dir`` has it."""
-    source, index = _read_ogb(Path(data_dir or cache_home()))
+    root = Path(data_dir or cache_home())
+    module = _import_ogb()
+    if not has_arxiv(root):
+        fetch_zip(ARXIV_URL, _ogb_folder(root), inside="arxiv")
+    rebuild = np.arange(0).__reduce__()[0]
+    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
+    int64 = type(np.dtype(np.int64))
+    # what torch.load must allow for ogb's split_dict.pt
+    safe = [*((rebuild, name) for name in names), np.ndarray, np.dtype, int64, codecs.encode]
+    module.input = lambda prompt: "n"  # to the prompt to update the folder
+    try:
+        with (
+            redirect_stdout(io.StringIO()),
+            warnings.catch_warnings(action="ignore"),
+            torch.serialization.safe_globals(safe),
+        ):
+            source = module.DglNodePropPredDataset("ogbn-arxiv", root=str(root))
+            index = source.get_idx_split()
+    finally:
+        del module.input
     graph, labels = source[0]
     n_nodes = graph.num_nodes()
     masks = torch.zeros(3, 1, n_nodes, dtype=torch.bool)
@@ -94,27 +131,6 @@ def _ogb_folder(root: Path) -> Path:
     return older if older.exists() else root / "ogbn_arxiv"
 
 
-def _read_ogb(root: Path):
-    """Return ogb's dataset and its split, downloaded unless ``root`` has them."""
-    module = _import_ogb()
-    if not has_arxiv(root):
-        fetch_zip(ARXIV_URL, _ogb_folder(root), inside="arxiv")
-    with _quiet(module), torch.serialization.safe_globals(_numpy_globals()):
-        source = module.DglNodePropPredDataset("ogbn-arxiv", root=str(root))
-        return source, source.get_idx_split()
-
-
-@contextmanager
-def _quiet(module: ModuleType) -> Iterator[None]:
-    """Suppress stdout and warnings, and answer "no" to the prompt to update the folder."""
-    module.input = lambda prompt: "n"
-    try:
-        with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        del module.input
-
-
 def _import_ogb() -> ModuleType:
     """Import ogb's DGL module without its thread that looks for a newer release."""
     outdated = sys.modules.get("outdated")
@@ -127,11 +143,3 @@ def _import_ogb() -> ModuleType:
         del sys.modules["outdated"]
         if outdated is not None:
             sys.modules["outdated"] = outdated
-
-
-def _numpy_globals() -> list:
-    """Return the globals that ``torch.load`` must allow for ogb's split_dict.pt."""
-    rebuild = np.arange(0).__reduce__()[0]
-    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-    int64 = type(np.dtype(np.int64))
-    return [*((rebuild, name) for name in names), np.ndarray, np.dtype, int64, codecs.encode]

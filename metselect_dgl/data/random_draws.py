@@ -1,7 +1,5 @@
 """Random draws for the synthetic datasets, vectorised over nodes or edges."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.random import Generator
 
@@ -65,42 +63,26 @@ def block_edges(
 
     Sources are uniform, targets in proportion to ``weight``.
     """
-    n_nodes, anyone = len(labels), np.zeros_like(labels)
-
-    def draw(size: int, same: bool) -> np.ndarray:
-        src = rng.integers(n_nodes, size=size)
-        group = labels if same else anyone
-        dst = draw_members(rng, group, group[src], weight)
-        keep = (src != dst) & ((labels[src] == labels[dst]) == same)
-        pair = np.stack([src[keep], dst[keep]])
-        return np.array([n_nodes, 1]) @ (pair if directed else np.sort(pair, axis=0))
-
+    n_nodes, sizes = len(labels), np.bincount(labels)
+    entries = 1 if directed else 2  # of a pair in the adjacency matrix
+    same_pairs = (sizes * (sizes - 1)).sum() // entries
+    other_pairs = n_nodes * (n_nodes - 1) // entries - same_pairs
     n_same = round(n_edges * homophily)
-    _check_room(labels, n_same, n_edges - n_same, directed)
-    keys = [
-        _distinct(rng, n_same, lambda size: draw(size, True)),
-        _distinct(rng, n_edges - n_same, lambda size: draw(size, False)),
-    ]
-    return np.stack(np.divmod(np.concatenate(keys), n_nodes), axis=1)
-
-
-def _distinct(rng: Generator, count: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Draw until there are ``count`` different keys."""
-    keys = np.empty(0, dtype=np.int64)
-    while keys.size < count:
-        keys = np.unique(np.append(keys, draw(16 + (count - keys.size) * 5 // 4)))
-    return rng.permutation(keys)[:count]
-
-
-def _check_room(labels: np.ndarray, n_same: int, n_other: int, directed: bool) -> None:
-    """Raise ValueError if edges fill a quarter of the pairs: distinct draws would take too long."""
-    sizes = np.bincount(labels)
-    per_pair = 1 if directed else 2
-    same_pairs = (sizes * (sizes - 1)).sum() // per_pair
-    other_pairs = len(labels) * (len(labels) - 1) // per_pair - same_pairs
-    for edges, pairs, where in ((n_same, same_pairs, "within"), (n_other, other_pairs, "between")):
-        if edges > pairs / 4:
+    keys = []
+    for same, count, pairs in ((True, n_same, same_pairs), (False, n_edges - n_same, other_pairs)):
+        if count > pairs / 4:  # distinct draws would take too long
             raise ValueError(
-                f"{edges} edges {where} classes are too many for {pairs} pairs of nodes: "
-                "take more nodes or fewer edges, or another homophily"
+                f"{count} edges {'within' if same else 'between'} classes are too many for {pairs} "
+                "pairs of nodes: take more nodes or fewer edges, or another homophily"
             )
+        group = labels if same else np.zeros_like(labels)
+        drawn = np.empty(0, dtype=np.int64)
+        while drawn.size < count:
+            src = rng.integers(n_nodes, size=16 + (count - drawn.size) * 5 // 4)
+            dst = draw_members(rng, group, group[src], weight)
+            keep = (src != dst) & ((labels[src] == labels[dst]) == same)
+            pair = np.stack([src[keep], dst[keep]])
+            key = np.array([n_nodes, 1]) @ (pair if directed else np.sort(pair, axis=0))
+            drawn = np.unique(np.append(drawn, key))
+        keys.append(rng.permutation(drawn)[:count])
+    return np.stack(np.divmod(np.concatenate(keys), n_nodes), axis=1)

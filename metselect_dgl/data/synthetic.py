@@ -9,10 +9,10 @@ import dgl
 import numpy as np
 import torch
 
-from .dataset import NodeDataset
-from .download import cache_home, write_arrays
-from .graphs import undirected_graph
+from ..atomic_file import write_atomic
+from .dataset import NodeDataset, undirected_graph
 from .npz import PARTS, dataset_from_arrays, load_npz
+from .public import cache_home
 from .random_draws import apportion, block_edges, class_means, draw_members, random_masks
 
 ARXIV_EDGES = 1_166_243
@@ -60,15 +60,21 @@ def hop_chain(
     >>> data.node_type.unique()
     tensor([0, 1, 2])
     """
-    _check_parameters(
-        homophily, n_nodes=n_nodes, n_classes=n_classes, n_splits=n_splits, depth=depth
-    )
+    counts = {"n_nodes": n_nodes, "n_classes": n_classes, "n_splits": n_splits, "depth": depth}
+    _check_parameters(homophily, **counts)
     rng = np.random.default_rng(seed)
     labels = rng.integers(n_classes, size=n_nodes)
     types = rng.integers(depth + 1, size=n_nodes)
     means = class_means(rng, n_classes, n_feats) * signal
     feat = rng.standard_normal((n_nodes, n_feats)) + (types == 0)[:, None] * means[labels]
-    src, dst = _hop_edges(rng, labels, types, n_classes, degree, homophily)
+    dst = np.repeat(np.arange(n_nodes), degree)
+    wanted = labels[dst]
+    other = rng.random(dst.size) >= homophily
+    wanted[other] = rng.integers(n_classes, size=other.sum())
+    src = rng.integers(n_nodes, size=dst.size)  # neighbours of type 0
+    deep = types[dst] > 0
+    upstream = (types[dst] - 1) * n_classes + wanted
+    src[deep] = draw_members(rng, types * n_classes + labels, upstream[deep])
     return NodeDataset(
         "hop_chain",
         dgl.graph((torch.from_numpy(src), torch.from_numpy(dst)), num_nodes=n_nodes),
@@ -79,25 +85,6 @@ def hop_chain(
         node_type=torch.from_numpy(types),
         note="synthetic: a node of type t has its class t hops upstream",
     )
-
-
-def _hop_edges(
-    rng: np.random.Generator,
-    labels: np.ndarray,
-    types: np.ndarray,
-    n_classes: int,
-    degree: int,
-    homophily: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    dst = np.repeat(np.arange(len(labels)), degree)
-    wanted = labels[dst]
-    other = rng.random(dst.size) >= homophily
-    wanted[other] = rng.integers(n_classes, size=other.sum())
-    src = rng.integers(len(labels), size=dst.size)  # neighbours of type 0
-    deep = types[dst] > 0
-    upstream = (types[dst] - 1) * n_classes + wanted
-    src[deep] = draw_members(rng, types * n_classes + labels, upstream[deep])
-    return src, dst
 
 
 def contextual_sbm(
@@ -153,7 +140,10 @@ def arxiv_twin(
         dataset = load_npz(path)
     except (FileNotFoundError, ValueError):  # not cached yet, or damaged
         arrays = _twin_arrays(seed, scale)
-        _write_cache(path, arrays)
+        try:
+            write_atomic(path, lambda file: np.savez(file, **arrays))
+        except OSError as error:
+            warnings.warn(f"{path} cannot be written, so it is not cached: {error}", stacklevel=2)
         dataset = dataset_from_arrays(arrays, name=path.stem)
     return replace(dataset, name="arxiv-twin", graph=dgl.add_self_loop(dataset.graph))
 
@@ -161,37 +151,25 @@ def arxiv_twin(
 def _twin_arrays(seed: int, scale: float) -> dict[str, np.ndarray]:
     """Return the arrays of ``load_npz``; their edges become undirected when they are read."""
     rng = np.random.default_rng(seed)
-    labels, part = _twin_nodes(rng, scale)
-    n_nodes, n_classes, n_edges = len(labels), len(ARXIV_TRAIN_PER_CLASS), ARXIV_EDGES * scale
+    n_classes, n_edges = len(ARXIV_TRAIN_PER_CLASS), round(ARXIV_EDGES * scale)
+    counts = [apportion(ARXIV_TRAIN_PER_CLASS, round(size * scale)) for size in ARXIV_PARTS]
+    labels = np.concatenate([np.repeat(np.arange(n_classes), count) for count in counts])
+    part = np.repeat(np.arange(3), [count.sum() for count in counts])  # 0 train, 1 val, 2 test
+    n_nodes = len(labels)
+    order = rng.permutation(n_nodes)
+    labels, part = labels[order], part[order]
     means = class_means(rng, n_classes, ARXIV_FEATS).astype(np.float32) * TWIN_SIGNAL
     feat = rng.standard_normal((n_nodes, ARXIV_FEATS), dtype=np.float32) + means[labels]
     weight = rng.pareto(TWIN_TAIL, n_nodes)
+    edges = block_edges(rng, labels, n_edges, ARXIV_HOMOPHILY, directed=True, weight=weight)
     return {
         "node_features": feat,
         "node_labels": labels,
-        "edges": block_edges(
-            rng, labels, round(n_edges), ARXIV_HOMOPHILY, directed=True, weight=weight
-        ),
+        "edges": edges,
         "n_classes": np.array(n_classes),
         "note": np.array("synthetic: the sizes of ogbn-arxiv, not its papers"),
         **{f"{name}_masks": (part == i)[None] for i, name in enumerate(PARTS)},
     }
-
-
-def _twin_nodes(rng: np.random.Generator, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return class and part (0 train, 1 val, 2 test) of all nodes, in random order."""
-    counts = [apportion(ARXIV_TRAIN_PER_CLASS, round(size * scale)) for size in ARXIV_PARTS]
-    labels = np.concatenate([np.repeat(np.arange(len(count)), count) for count in counts])
-    part = np.repeat(np.arange(3), [count.sum() for count in counts])
-    order = rng.permutation(len(labels))
-    return labels[order], part[order]
-
-
-def _write_cache(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    try:
-        write_arrays(path, arrays, compress=False)
-    except OSError as error:
-        warnings.warn(f"{path} cannot be written, so it is not cached: {error}", stacklevel=3)
 
 
 def _check_parameters(homophily: float, **counts: int) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import SELECTORS, Config
+from ..config import Config
 from .experiment import searched_experiment
-from .result_rows import SelectionGain, accuracies, paired_difference
+from .result_rows import accuracies, paired_difference, selection_gain
 from .run_configs import Execution
 from .tables import percent, text_table
 from .tuning import Outcome, run_experiments
@@ -26,70 +26,54 @@ def compare(
     fixed: Collection[str] = (),
     execution: Execution = Execution(),  # noqa: B008  frozen
 ) -> list[Outcome]:
-    """Choose the settings of every selector (see `tuning`) and run it on all splits.
-
-    `fixed` names the settings of `base` that the user gave and the search must not change.
-    """
+    """Choose the settings of every selector (see `tuning`), but not the `fixed` ones that the user
+    gave, and run it on all splits."""
+    self_loop = {"self_loop": (False, True)}
     experiments = []
     for selector in selectors:
         config = replace(base, selector=selector)
-        self_loop = {"self_loop": (False, True)}
         experiments.append(searched_experiment(config, splits, seeds, first=self_loop, fixed=fixed))
     return run_experiments(experiments, out / "results.jsonl", execution)
 
 
 def report(outcomes: list[Outcome]) -> str:
     """Return the table of accuracies, of differences to FinalSelect and of fixed layers."""
-    final = None
-    for outcome in outcomes:
-        if outcome.selector == "final":
-            final = outcome
+    final = next((outcome for outcome in outcomes if outcome.selector == "final"), None)
     table, chosen = [], []
     for outcome in outcomes:
-        table.append(_accuracy_row(outcome, final))
-        table += _layer_rows(outcome)
+        val, test = accuracies(outcome.rows, "val"), accuracies(outcome.rows)
+        difference, error = "-", np.nan
+        if final is not None and outcome is not final:
+            points, error = paired_difference(outcome.rows, final.rows)
+            difference = f"{points:+.1f}"
+        cells = [outcome.selector, f"{val.mean():.1f}", f"{test.mean():.1f}"]
+        cells.append(f"{test.std(ddof=1):.1f}" if len(test) > 1 else "-")
+        cells += [difference, f"{error:.1f}" if np.isfinite(error) else "-"]
+        for score in ("macro_f1", "weighted_f1"):
+            cells.append(percent(np.mean([row["test"][score] for row in outcome.rows])))
+        table += [cells, *_layer_rows(outcome)]
         if outcome.settings:
             settings = ", ".join(f"{name} {value}" for name, value in outcome.settings.items())
             chosen.append(f"chosen on validation for {outcome.selector}: {settings}")
     return "\n".join([text_table(HEADER, table), "", *chosen])
 
 
-def _accuracy_row(outcome: Outcome, final: Outcome | None) -> list[str]:
-    test = accuracies(outcome.rows)
-    deviation = f"{test.std(ddof=1):.1f}" if len(test) > 1 else "-"
-    difference, error = "-", "-"
-    if final is not None and outcome is not final:
-        points, standard_error = paired_difference(outcome.rows, final.rows)
-        difference = f"{points:+.1f}"
-        error = f"{standard_error:.1f}" if np.isfinite(standard_error) else "-"
-    cells = [outcome.selector, f"{accuracies(outcome.rows, 'val').mean():.1f}"]
-    cells += [f"{test.mean():.1f}", deviation, difference, error]
-    for score in ("macro_f1", "weighted_f1"):
-        cells.append(percent(np.mean([row["test"][score] for row in outcome.rows])))
-    return cells
-
-
 def _layer_rows(outcome: Outcome) -> list[list[str]]:
     """Return the rows below a selector: each fixed layer of its models, and the oracles."""
-    gain = SelectionGain.from_rows(outcome.rows)
-    if gain is None:
-        return []
-    share = np.mean([row["layer_share"] for row in outcome.rows], 0)
-    figures = gain.table()
-    del figures["selected per node"]  # the selector's own row
-    blank = (len(HEADER) - 3) * [""]
+    gain = selection_gain(outcome.rows)
+    gain.pop("selected per node", None)  # the selector's own row
     rows = []
-    for depth, (title, value) in enumerate(figures.items()):
-        if depth < len(share):
-            title += f" (selected for {100 * share[depth]:.0f} %)"
-        rows.append([f"  {title}", "", percent(value), *blank])
+    for depth, (title, value) in enumerate(gain.items()):
+        if title.startswith("all at layer"):
+            share = np.mean([row["layer_share"][depth] for row in outcome.rows])
+            title += f" (selected for {100 * share:.0f} %)"
+        rows.append([f"  {title}", "", percent(value), *[""] * (len(HEADER) - 3)])
     return rows
 
 
 def check_selectors(names: list[str]) -> None:
     """Raise ValueError for an unknown or repeated name."""
     for name in names:
-        if name not in SELECTORS:
-            raise ValueError(f"selector is {name!r}; use one of {', '.join(SELECTORS)}")
+        Config(selector=name)  # raises the error for an unknown name
     if len(set(names)) < len(names):
         raise ValueError(f"a selector is named twice: {' '.join(names)}")

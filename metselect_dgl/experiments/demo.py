@@ -16,33 +16,23 @@ def demo(out: Path, seed: int = 0, *, keep_memory: bool = False) -> str:
         config = Config(selector=selector, seed=seed)
         folder = out / f"{selector}-seed{seed}"
         metrics[selector] = train(config, data, folder, keep_memory=keep_memory).metrics
-    accuracies = _accuracy_table(metrics["final"], metrics["metselect"])
-    layers = _layer_table(metrics["metselect"])
-    return f"\n{data!r}\n\n{accuracies}\n\n{layers}\n\nfigure: {folder / 'layers.png'}"
-
-
-def _accuracy_table(final: dict, metselect: dict) -> str:
-    rows = [
-        ["GCN + FinalSelect", percent(final["test"]["accuracy"])],
-        ["GCN + MetSelect", percent(metselect["test"]["accuracy"])],
-    ]
-    for depth, accuracy in enumerate(metselect["fixed"]):
-        rows.append([f"  the same model, all nodes at layer {depth}", percent(accuracy)])
-    rows += [
-        ["  oracle: any of its layers is right", percent(metselect["oracle"])],
-        ["  shuffled oracle: the part due to chance", percent(metselect["lucky_oracle"])],
-        ["  share of the oracle's gain realised", percent(metselect["realised"])],
-    ]
-    return text_table(["", "test accuracy %"], rows)
-
-
-def _layer_table(metrics: dict) -> str:
-    """Return the shares of nodes at each layer, by hidden type of the nodes."""
+    final, metselect = metrics["final"], metrics["metselect"]
+    figures = {
+        "GCN + FinalSelect": final["test"]["accuracy"],
+        "GCN + MetSelect": metselect["test"]["accuracy"],
+    }
     header = ["selected layer, % of test nodes"]
-    for depth in range(len(metrics["layer_share"])):
+    for depth, accuracy in enumerate(metselect["fixed"]):
+        figures[f"  the same model, all nodes at layer {depth}"] = accuracy
         header.append(f"layer {depth}")
+    figures["  oracle: any of its layers is right"] = metselect["oracle"]
+    figures["  shuffled oracle: the part due to chance"] = metselect["lucky_oracle"]
+    figures["  share of the oracle's gain realised"] = metselect["realised"]
+    rows = [[title, percent(share)] for title, share in figures.items()]
+    accuracies = text_table(["", "test accuracy %"], rows)
     rows = []
-    for kind, shares in enumerate(metrics["layer_share_by_type"]):
+    for kind, shares in enumerate(metselect["layer_share_by_type"]):
         rows.append([f"type {kind}: class visible {kind} hops upstream", *map(percent, shares)])
-    rows.append(["all", *map(percent, metrics["layer_share"])])
-    return text_table(header, rows)
+    rows.append(["all", *map(percent, metselect["layer_share"])])
+    layers = text_table(header, rows)
+    return f"\n{data!r}\n\n{accuracies}\n\n{layers}\n\nfigure: {folder / 'layers.png'}"

@@ -6,6 +6,7 @@ from itertools import product
 
 from ..config import Config
 
+RUN_FIELDS = ("dataset", "backbone", "selector", "split", "seed")  # of every row of results
 # Values to try, by setting: every combination of a group is compared.
 SearchGroup = Mapping[str, Sequence]
 
@@ -28,23 +29,6 @@ class Experiment:
         """Return the settings that are searched, with their values in `base`."""
         return {name: getattr(self.base, name) for group in self.search for name in group}
 
-    def first_values(self) -> dict:
-        """Return the first value of every searched setting."""
-        return {name: values[0] for group in self.search for name, values in group.items()}
-
-    def with_settings(self, settings: Mapping) -> "Experiment":
-        """Return a copy with these settings in `base`."""
-        return replace(self, base=replace(self.base, **settings))
-
-    def trials(self, group: SearchGroup, splits: int) -> list[Config]:
-        """Return the configs that compare the settings of a group."""
-        return config_grid(self.base, {**group, "split": range(splits)})
-
-    def runs(self) -> list[Config]:
-        """Return the configs of all splits and seeds."""
-        seeds = range(self.base.seed, self.base.seed + self.seeds)
-        return config_grid(self.base, {"split": range(self.splits), "seed": seeds})
-
 
 def config_grid(base: Config, values: Mapping[str, Sequence]) -> list[Config]:
     """Return `base` with every combination of the values."""
@@ -63,16 +47,17 @@ def searched_experiment(
     fixed: Collection[str] = (),
 ) -> Experiment:
     """Return an experiment that searches `first`, then the groups of its backbone, of all models
-    and of its selector, without the `fixed` settings."""
-    groups = [
-        first or {},
-        BACKBONE_SEARCH.get(base.backbone, {}),
-        *COMMON_SEARCH,
-        SELECTOR_SEARCH.get(base.selector, {}),
-    ]
+    and of its selector, without the `fixed` settings; it starts from the first values."""
+    of_backbone, of_selector = (
+        BACKBONE_SEARCH.get(base.backbone),
+        SELECTOR_SEARCH.get(base.selector),
+    )
     search = []
-    for group in groups:
-        open_settings = {name: values for name, values in group.items() if name not in fixed}
+    for group in (first, of_backbone, *COMMON_SEARCH, of_selector):
+        open_settings = {
+            name: values for name, values in (group or {}).items() if name not in fixed
+        }
         if open_settings:
             search.append(open_settings)
+            base = replace(base, **{name: values[0] for name, values in open_settings.items()})
     return Experiment(base, search, splits, seeds)

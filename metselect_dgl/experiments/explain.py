@@ -21,10 +21,8 @@ def explain(run: Path, node: int, data_dir: str | None = None) -> str:
     layers = model.backbone(data.graph, data.feat)
     explanation = model.head.explain(layers, index)
     if explanation is None:
-        raise ValueError(
-            f"{run} is a run of {config.selector!r}, which measures no distances; "
-            "explain a run of a MetSelect selector"
-        )
+        reason = f"is a run of {config.selector!r}, which measures no distances"
+        raise ValueError(f"{run} {reason}; explain a run of a MetSelect selector")
     selection = model.head(layers, index=index)
     layer, predicted = selection.layer.item(), selection.logits.argmax(1).item()
     label = data.labels[node].item()
@@ -53,8 +51,6 @@ def explanation_table(explanation: dict, layer: int, label: int) -> str:
         for name in ("temperature", "log_odds", "score"):
             row.append(f"{explanation[name][depth].item():.2f}")
         rows.append([*row, explanation["decoder"][depth].item()])
-    if explanation["gated"]:
-        score = "the gate's log-odds that the decoder is right"
-    else:
-        score = "computed by the rule"
+    gate = "the gate's log-odds that the decoder is right"
+    score = gate if explanation["gated"] else "computed by the rule"
     return f"{text_table(header, rows)}\n* the selected layer: the largest score ({score})"

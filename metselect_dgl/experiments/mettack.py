@@ -33,9 +33,8 @@ class Mettack:
         self.target = F.one_hot(data.labels[self.train], data.n_classes).to(self.feat.dtype)
         self.clean = _dense(data.graph.edges(), self.feat)
         self.adjacency = self.clean.clone()
-        others = torch.ones(len(self.feat), dtype=torch.bool)
-        others[self.train] = False
-        self.others = others.nonzero().squeeze(1)
+        nodes = torch.arange(len(self.feat))
+        self.others = nodes[~torch.isin(nodes, self.train)]
         _, normal = self._normal()
         gram = self._gram(normal @ (normal @ self.feat))
         self.guess = (gram @ self._fit(gram[self.train]))[self.others].argmax(1)
@@ -43,19 +42,16 @@ class Mettack:
     def _normal(self) -> tuple[Tensor, Tensor]:
         """Return degrees with self-loops [N] and the sparse normalised A."""
         looped = self.adjacency.clone().fill_diagonal_(1)
-        degree = looped.sum(1)
-        index = looped.nonzero().T
+        degree, index = looped.sum(1), looped.nonzero().T
         values = degree[index].prod(0).rsqrt()
-        shape = looped.shape
-        return degree, torch.sparse_coo_tensor(index, values, shape, check_invariants=False)
+        return degree, torch.sparse_coo_tensor(index, values, looped.shape, check_invariants=False)
 
     def _gram(self, twice: Tensor) -> Tensor:
         return twice @ twice[self.train].T  # [N, T]
 
     def _fit(self, gram: Tensor) -> Tensor:
         """Train the surrogate on K_t [T, T] and return B [T, C], differentiably."""
-        solution = torch.zeros_like(self.target)
-        speed = torch.zeros_like(self.target)
+        solution = speed = torch.zeros_like(self.target)
         for _ in range(STEPS):
             error = (gram @ solution).softmax(1) - self.target
             speed = MOMENTUM * speed + error / len(error)
@@ -64,8 +60,7 @@ class Mettack:
 
     def loss(self, gram: Tensor) -> Tensor:
         """Return the loss that the attack raises, from K [N, T]."""
-        logits = gram[self.others] @ self._fit(gram[self.train])
-        return F.cross_entropy(logits, self.guess)
+        return F.cross_entropy(gram[self.others] @ self._fit(gram[self.train]), self.guess)
 
     def gradient(self) -> Tensor:
         """Return the derivative of the loss by both entries of each pair in A, [N, N]."""
@@ -120,16 +115,22 @@ def poison(name: str, rates: Sequence[int], data_dir: str | None, folder: Path) 
     path = folder / f"mettack_{name}.npz"
     data = load_dataset(f"mettack_{name}", data_dir)
     attack = Mettack(data)
-    arrays = dict(np.load(path)) if path.exists() else _clean_arrays(data, attack.edges())
+    if path.exists():
+        arrays = dict(np.load(path))
+    else:
+        arrays = {"node_features": data.feat.numpy(), "node_labels": data.labels.numpy()}
+        arrays["edges"] = attack.edges()
+        for part, index in data.split(0)._asdict().items():
+            arrays[f"{part}_idx"] = index.numpy()
     total, flips = len(arrays["edges"]), 0
-    wanted = round(max(rates) / 100 * total)
-    with tqdm(total=wanted, desc=f"poison {name}", unit="flip") as progress:
+    with tqdm(
+        total=round(max(rates) / 100 * total), desc=f"poison {name}", unit="flip"
+    ) as progress:
         for rate in sorted(set(rates) - {0}):
             key, new_flips = f"edges_mettack_{rate:02}", round(rate / 100 * total) - flips
             flips += new_flips
             if key in arrays:
-                ends = torch.from_numpy(arrays[key]).unbind(1)
-                attack.adjacency = _dense(ends, data.feat)
+                attack.adjacency = _dense(torch.from_numpy(arrays[key]).unbind(1), data.feat)
                 progress.update(new_flips)
                 continue
             for _ in range(new_flips):
@@ -138,15 +139,3 @@ def poison(name: str, rates: Sequence[int], data_dir: str | None, folder: Path) 
             arrays[key] = attack.edges()
             write_atomic(path, lambda file: np.savez_compressed(file, **arrays))
     return path
-
-
-def _clean_arrays(data: NodeDataset, edges: np.ndarray) -> dict[str, np.ndarray]:
-    train, val, test = data.split(0)
-    return {
-        "node_features": data.feat.numpy(),
-        "node_labels": data.labels.numpy(),
-        "edges": edges,
-        "train_idx": train.numpy(),
-        "val_idx": val.numpy(),
-        "test_idx": test.numpy(),
-    }

@@ -4,7 +4,6 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +22,8 @@ def read_rows(path: Path) -> Rows:
 def add_rows(rows: Rows, path: Path) -> None:
     """Write rows; stored rows of the same models on the same data are replaced, others stay."""
     new = {_model_key(row) for row in rows}
-    text = ""
-    for row in read_rows(path):
-        if _model_key(row) not in new:
-            text += json.dumps(row) + "\n"
-    for row in rows:
-        text += json.dumps(row) + "\n"
+    kept = [row for row in read_rows(path) if _model_key(row) not in new]
+    text = "".join(json.dumps(row) + "\n" for row in [*kept, *rows])
     write_atomic(path, lambda file: file.write(text.encode()))
 
 
@@ -90,47 +85,29 @@ def format_mean(values: np.ndarray) -> str:
     return f"{values.mean():.1f}{deviation}"
 
 
-class SelectionGain(NamedTuple):
-    """Accuracy of the selection beside fixed layers and oracles, as shares: means over runs."""
-
-    fixed: np.ndarray  # [L]
-    selected: float
-    oracle: float
-    shuffled_oracle: float
-
-    @classmethod
-    def from_rows(cls, rows: Rows) -> "SelectionGain | None":
-        """Return the means; None if the layers have no decoders of their own."""
-        if "fixed" not in rows[0]:
-            return None
-        names = ("fixed", "test_accuracy", "oracle", "lucky_oracle")
-        return cls(*(np.mean([row[name] for row in rows], 0) for name in names))
-
-    def realised(self) -> float | None:
-        """Return the share of the gap between the best fixed layer and the oracle that the
-        selection closes; None if there is no gap."""
-        gap = self.oracle - self.fixed.max()
-        return (self.selected - self.fixed.max()) / gap if gap > 0 else None
-
-    def table(self) -> dict[str, float | None]:
-        """Return all figures by title, in the order of a table."""
-        rows = {f"all at layer {depth}": share for depth, share in enumerate(self.fixed)}
-        rows["selected per node"] = self.selected
-        rows["oracle"] = self.oracle
-        rows["shuffled oracle"] = self.shuffled_oracle
-        rows["share of the oracle's gain realised"] = self.realised()
-        return rows
+def selection_gain(rows: Rows) -> dict[str, float | None]:
+    """Return mean accuracies of fixed layers, selection and oracles, as shares by title, and the
+    share of the gap between the best layer and the oracle that the selection closes (None without a
+    gap); nothing if the layers have no decoders of their own."""
+    if "fixed" not in rows[0]:
+        return {}
+    names = ("fixed", "test_accuracy", "oracle", "lucky_oracle")
+    fixed, selected, oracle, shuffled = (np.mean([row[name] for row in rows], 0) for name in names)
+    gap = oracle - fixed.max()
+    return {
+        **{f"all at layer {depth}": share for depth, share in enumerate(fixed)},
+        "selected per node": selected,
+        "oracle": oracle,
+        "shuffled oracle": shuffled,
+        "share of the oracle's gain realised": (selected - fixed.max()) / gap if gap > 0 else None,
+    }
 
 
 def delta_max(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return by method the mean distance to the best method, over the datasets that all have."""
-    if not means:
-        return {}
-    datasets = set.intersection(*(set(row) for row in means.values()))
-    if not datasets:
-        return {}
+    datasets = set.intersection(*map(set, means.values())) if means else set()
     distances = {}
-    for method, row in means.items():
+    for method, row in means.items() if datasets else ():
         gaps = [max(other[d] for other in means.values()) - row[d] for d in datasets]
         distances[method] = float(np.mean(gaps))
     return distances

@@ -1,17 +1,14 @@
-"""Run many configs in parallel processes and log each finished run as one JSON line.
+"""Run many configs in parallel processes; a finished run is a JSON line of a log, from which an
+interrupted call resumes."""
 
-An interrupted call resumes from its log.
-"""
-
-import dataclasses
 import hashlib
 import json
 import multiprocessing
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +19,7 @@ from tqdm import tqdm
 from ..config import Config
 from ..data import NodeDataset, load_dataset
 from ..train import train
+from .experiment import RUN_FIELDS
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class RunProgress:
         self._bar = tqdm(total=total, unit="run", smoothing=0, disable=not show)
 
     def add_logged(self, keys: Collection[str]) -> None:
-        """Count runs of the log; they took no time, so they do not enter the displayed speed."""
+        """Count runs of the log, which do not enter the displayed speed."""
         new = set(keys) - self.finished
         self.finished |= new
         self.from_log += len(new)
@@ -67,7 +65,13 @@ def run_configs(
     """Run the configs that `log` does not hold yet, low splits first, and return the rows of all
     in the order of `configs`."""
     rows = _read_log(log)
-    _warn_about_other_code(rows.values(), log)
+    other = sum(row.get("code") != code_version() for row in rows.values())
+    if other:
+        warnings.warn(
+            f"{other} runs in {log} were made by another version of the code and are used as "
+            "they are; remove the file to run them again",
+            stacklevel=2,
+        )
     keys, missing = [], {}
     for config in configs:
         key = _key(config, _fingerprint(config.dataset, execution.data_dir, config.seed))
@@ -109,11 +113,7 @@ def run_one(config: Config, execution: Execution) -> dict:
     data = cached_dataset(config.dataset, execution.data_dir, config.seed)
     metrics = train(config, data, progress=False, keep_memory=execution.keep_memory).metrics
     return {
-        "dataset": config.dataset,
-        "backbone": config.backbone,
-        "selector": config.selector,
-        "split": config.split,
-        "seed": config.seed,
+        **{name: getattr(config, name) for name in RUN_FIELDS},
         "data": data.fingerprint(),
         "code": code_version(),
         "val_accuracy": metrics["val"]["accuracy"],
@@ -142,19 +142,9 @@ def code_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def _warn_about_other_code(rows: Iterable[dict], log: Path) -> None:
-    other = sum(row.get("code") != code_version() for row in rows)
-    if other:
-        warnings.warn(
-            f"{other} runs in {log} were made by another version of the code and are used as "
-            "they are; remove the file to run them again",
-            stacklevel=2,
-        )
-
-
 def _key(config: Config, fingerprint: str) -> str:
     """Return the identity of a run: the same settings on the same data."""
-    return json.dumps([fingerprint, dataclasses.asdict(config)], sort_keys=True)
+    return json.dumps([fingerprint, asdict(config)], sort_keys=True)
 
 
 def _row_key(row: dict) -> str:
@@ -163,14 +153,9 @@ def _row_key(row: dict) -> str:
 
 def _read_log(log: Path) -> dict[str, dict]:
     """Return rows by key; an incomplete last line, left by a killed process, is cut off."""
-    if not log.exists():
-        return {}
-    text = log.read_bytes()
+    text = log.read_bytes() if log.exists() else b""
     complete = text[: text.rfind(b"\n") + 1]
     if len(complete) < len(text):
         os.truncate(log, len(complete))
-    rows = {}
-    for line in complete.splitlines():
-        row = json.loads(line)
-        rows[_row_key(row)] = row
-    return rows
+    rows = map(json.loads, complete.splitlines())
+    return {_row_key(row): row for row in rows}

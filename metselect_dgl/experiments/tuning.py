@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..config import Config
-from .experiment import Experiment
+from .experiment import Experiment, config_grid
 from .run_configs import Execution, RunProgress, cached_dataset, run_configs
 
 TUNING_NODES = 300
@@ -34,21 +34,19 @@ class Outcome(NamedTuple):
 def run_experiments(
     experiments: Sequence[Experiment], log: Path, execution: Execution
 ) -> list[Outcome]:
-    """Choose the settings of every experiment and run it on its splits.
-
-    All runs are logged to `log`; the same call resumes from it.
-    """
+    """Choose the settings of every experiment and run it on its splits; all runs are logged to
+    `log`, from which the same call resumes."""
     experiments = list(experiments)
-    tuning_splits = []
-    total = 0
+    tuning_splits, total = [], 0
     for i, experiment in enumerate(experiments):
         data = cached_dataset(experiment.base.dataset, execution.data_dir, experiment.base.seed)
-        experiment = experiment.with_settings(experiment.first_values())
-        experiment = replace(experiment, splits=min(experiment.splits, data.n_splits))
+        splits = min(experiment.splits, data.n_splits)
+        experiments[i] = replace(experiment, splits=splits)
         wanted = math.ceil(TUNING_NODES / max(len(data.split(0).val), 1))
-        experiments[i] = experiment
-        tuning_splits.append(min(experiment.splits, max(2, wanted)))
-        total += _count_runs(experiment, tuning_splits[i])
+        tuning_splits.append(min(splits, max(2, wanted)))
+        # The best settings on the first splits are shared between groups and with the final runs.
+        others = sum(math.prod(map(len, group.values())) - 1 for group in experiment.search)
+        total += others * tuning_splits[i] + splits * experiment.seeds
 
     with closing(RunProgress(total)) as progress:
 
@@ -61,23 +59,24 @@ def run_experiments(
             open_ = [i for i, experiment in enumerate(experiments) if step < len(experiment.search)]
             batches = []
             for i in open_:
-                batches.append(experiments[i].trials(experiments[i].search[step], tuning_splits[i]))
+                values = {**experiments[i].search[step], "split": range(tuning_splits[i])}
+                batches.append(config_grid(experiments[i].base, values))
             for i, rows in zip(open_, run(batches), strict=True):
                 best = best_settings(list(experiments[i].search[step]), rows)
-                experiments[i] = experiments[i].with_settings(best)
-        final_rows = run([experiment.runs() for experiment in experiments])
-
-    outcomes = []
-    for experiment, rows in zip(experiments, final_rows, strict=True):
-        outcomes.append(Outcome(experiment.base.selector, experiment.searched(), rows))
-    return outcomes
-
-
-def _count_runs(experiment: Experiment, tuning_splits: int) -> int:
-    """Count the runs of an experiment; those of the best settings on the first splits are shared
-    between groups and with the final runs."""
-    others = sum(math.prod(map(len, group.values())) - 1 for group in experiment.search)
-    return others * tuning_splits + experiment.splits * experiment.seeds
+                base = replace(experiments[i].base, **best)
+                experiments[i] = replace(experiments[i], base=base)
+        batches = []
+        for experiment in experiments:
+            seed = experiment.base.seed
+            values = {
+                "split": range(experiment.splits),
+                "seed": range(seed, seed + experiment.seeds),
+            }
+            batches.append(config_grid(experiment.base, values))
+        outcomes = []
+        for experiment, rows in zip(experiments, run(batches), strict=True):
+            outcomes.append(Outcome(experiment.base.selector, experiment.searched(), rows))
+        return outcomes
 
 
 def best_settings(names: list[str], rows: list[dict]) -> dict:
@@ -87,18 +86,15 @@ def best_settings(names: list[str], rows: list[dict]) -> dict:
     for row in rows:
         values = tuple(row["config"][name] for name in names)
         accuracies[values].append(row["val_accuracy"])
-    accuracies = {values: np.array(per_split) for values, per_split in accuracies.items()}
-    best = max(accuracies, key=lambda values: accuracies[values].mean())
+    means = {values: np.mean(per_split) for values, per_split in accuracies.items()}
+    best = max(means, key=means.get)
     if "weight_decay" in names:
         decay = names.index("weight_decay")
-        level = [v for v in accuracies if _is_level(accuracies[best] - accuracies[v])]
-        best = max(level, key=lambda values: (values[decay], accuracies[values].mean()))
+        level = []
+        for values, per_split in accuracies.items():
+            gaps = np.array(accuracies[best]) - np.array(per_split)
+            error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0
+            if not gaps.any() or gaps.mean() < error:
+                level.append(values)
+        best = max(level, key=lambda values: (values[decay], means[values]))
     return dict(zip(names, best, strict=True))
-
-
-def _is_level(difference: np.ndarray) -> bool:
-    """Return whether a paired difference, split by split, is below its standard error."""
-    if not difference.any():
-        return True
-    n = len(difference)
-    return n > 1 and difference.mean() < difference.std(ddof=1) / math.sqrt(n)

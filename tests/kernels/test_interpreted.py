@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.op_cases import Case, assert_close, make_case
 from metselect_dgl import functional as MF
 from metselect_dgl import kernels, reference
-from metselect_dgl.testing import Case, assert_close, make_case
 
 WIDTHS = (5, 37, 64)
 T = torch.tensor([1.0, 2.0, 0.5])

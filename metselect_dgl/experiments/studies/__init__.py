@@ -5,29 +5,31 @@ command line, the runs and the results page iterate over the list.
 """
 
 from .. import paper
-from .accuracy import Accuracy, GCNAccuracy
+from .accuracy import AllBackbones, SelectorTable
 from .curves import Attack, Depth, FreshAttack
 from .epoch_time import EpochTime
-from .study import StoredResults, Study
+from .study import FULL, QUICK, ReproduceSettings, StoredResults, Study, check_names
 
-__all__ = ["STUDIES", "StoredResults", "Study"]
+__all__ = ["FULL", "QUICK", "STUDIES", "ReproduceSettings", "StoredResults", "Study", "check_names"]
 
 _STUDIES = [
-    Accuracy("accuracy", "Table 2: accuracy"),
+    AllBackbones("accuracy", "Table 2: accuracy"),
     EpochTime("time", "Table 3: time of a training epoch", "variations"),
-    GCNAccuracy(
+    SelectorTable(
         "self-loops",
         "Table 4: GCN with self-loops",
         "variations",
+        gcn_only=True,
         selectors=("final", "metselect", "metselect-paper"),
         self_loop=True,
         printed=paper.SELF_LOOPS,
         printed_delta=paper.SELF_LOOPS_DELTA_MAX,
     ),
-    GCNAccuracy(
+    SelectorTable(
         "aggregation",
         "Table 5: layer aggregation (GCN)",
         part_of_quick=False,
+        gcn_only=True,
         selectors=tuple(paper.AGGREGATION),
         printed=paper.AGGREGATION,
         printed_delta=paper.AGGREGATION_DELTA_MAX,

@@ -2,59 +2,36 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
+from ...config import SELECTOR_TITLES
 from .. import paper
 from ..experiment import Experiment, searched_experiment
-from ..reproduce_settings import ReproduceSettings
-from ..result_rows import Rows, delta_max, mean_accuracies, paired_difference, rows_by_model
-from .accuracy_table import accuracy_table, gain_table
-from .study import StoredResults, Study, gcn_datasets
+from ..result_rows import (
+    Rows,
+    accuracies,
+    delta_max,
+    format_difference,
+    format_mean,
+    mean_accuracies,
+    paired_difference,
+    rows_by_model,
+    selection_gain,
+)
+from ..tables import markdown, percent
+from .study import ReproduceSettings, StoredResults, Study
+
+TITLES = SELECTOR_TITLES | {
+    "metselect": "**MetSelect** (our default)",
+    "metselect-paper": "MetSelect as in the paper",
+}
 
 
 @dataclass(frozen=True)
-class Accuracy(Study):
-    """All backbones with all selectors, without self-loops."""
-
-    def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
-        experiments = []
-        for dataset in settings.datasets:
-            for backbone in settings.backbones:
-                for selector in settings.selectors:
-                    base = replace(
-                        settings.recipe, dataset=dataset, backbone=backbone, selector=selector
-                    )
-                    experiments.append(searched_experiment(base, settings.splits))
-        return experiments
-
-    def section(self, results: StoredResults) -> list[str]:
-        rows = results.rows[self.name]
-        paragraphs = [f"## {self.title}"]
-        for backbone, printed in paper.ACCURACY.items():
-            table = accuracy_table(rows, backbone, printed, paper.DELTA_MAX[backbone])
-            if table:
-                paragraphs += [f"### {backbone.upper()}", table]
-            paragraphs += gain_table(rows, backbone, "metselect")
-        shares = _layer_shares(rows)
-        if shares:
-            from ...plots import plot_shares
-
-            plot_shares(shares, results.folder / "layers.png")
-            paragraphs += [
-                "## Layers that MetSelect selected",
-                "Share of the test nodes at each layer, mean over splits, with our defaults.",
-                f"![layers]({results.link / 'layers.png'})",
-            ]
-        return paragraphs
-
-    def findings(self, rows: Rows) -> list[str]:
-        return [*_against_paper(rows), *_delta_max(rows), *_against_final(rows)]
-
-
-@dataclass(frozen=True)
-class GCNAccuracy(Study):
-    """GCN with some selectors."""
+class SelectorTable(Study):
+    """Selectors on all datasets; without `selectors`, those of the settings."""
 
     selectors: Sequence[str] = ()
     self_loop: bool = False
@@ -63,16 +40,14 @@ class GCNAccuracy(Study):
     gain_of: str = "metselect"
     note: str = ""
 
-    def datasets(self, settings: ReproduceSettings) -> Sequence[str]:
-        return gcn_datasets(settings)
-
     def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
-        experiments = []
+        backbones = ("gcn",) if self.gcn_only else settings.backbones
+        selectors = self.selectors or settings.selectors
         recipe = replace(settings.recipe, self_loop=self.self_loop)
-        for dataset in self.datasets(settings):
-            for selector in self.selectors:
-                base = replace(recipe, dataset=dataset, selector=selector)
-                experiments.append(searched_experiment(base, settings.splits))
+        experiments = []
+        for model in product(self.datasets(settings), backbones, selectors):
+            names = dict(zip(("dataset", "backbone", "selector"), model, strict=True))
+            experiments.append(searched_experiment(replace(recipe, **names), settings.splits))
         return experiments
 
     def section(self, results: StoredResults) -> list[str]:
@@ -86,56 +61,121 @@ class GCNAccuracy(Study):
                 model = (row["backbone"], row["selector"])
                 if model == ("gcn", "final") and row["dataset"] in datasets:
                     compared.append(row)
+        table = accuracy_table(compared, "gcn", printed, self.printed_delta)
+        paragraphs = [f"## {self.title}", table, self.note, *gain_table(rows, "gcn", self.gain_of)]
+        return [paragraph for paragraph in paragraphs if paragraph]
+
+
+@dataclass(frozen=True)
+class AllBackbones(SelectorTable):
+    """Table 2: all backbones with all selectors, without self-loops."""
+
+    def section(self, results: StoredResults) -> list[str]:
+        rows = results.rows[self.name]
+        groups = rows_by_model(rows)
         paragraphs = [f"## {self.title}"]
-        paragraphs.append(accuracy_table(compared, "gcn", printed, self.printed_delta))
-        if self.note:
-            paragraphs.append(self.note)
-        return [*paragraphs, *gain_table(rows, "gcn", self.gain_of)]
+        shares = {}  # of test nodes per layer, by backbone and dataset
+        for backbone, printed in paper.ACCURACY.items():
+            table = accuracy_table(rows, backbone, printed, paper.DELTA_MAX[backbone])
+            if table:
+                paragraphs += [f"### {backbone.upper()}", table]
+            paragraphs += gain_table(rows, backbone, "metselect")
+            for dataset in paper.DATASETS:
+                group = groups.get((backbone, "metselect", dataset))
+                if group:
+                    mean = np.mean([row["layer_share"] for row in group], 0)
+                    shares.setdefault(backbone.upper(), {})[dataset] = mean
+        if shares:
+            from ...plots import plot_shares
+
+            plot_shares(shares, results.folder / "layers.png")
+            paragraphs += [
+                "## Layers that MetSelect selected",
+                "Share of the test nodes at each layer, mean over splits, with our defaults.",
+                f"![layers]({results.link / 'layers.png'})",
+            ]
+        return paragraphs
+
+    def findings(self, rows: Rows) -> list[str]:
+        return [*_against_paper(rows), *_against_final(rows)]
 
 
-def _layer_shares(rows: Rows) -> dict[str, dict[str, np.ndarray]]:
-    """Return MetSelect's share of test nodes per layer, by backbone and dataset."""
+def accuracy_table(
+    rows: Rows,
+    backbone: str,
+    printed: Mapping[str, Mapping[str, paper.Figure]],
+    printed_delta: Mapping[str, float],
+) -> str | None:
+    """Return a table of selectors and datasets beside the paper's; None if the backbone was not
+    run."""
     groups = rows_by_model(rows)
-    shares = {}
-    for backbone in paper.ACCURACY:
+    deltas = delta_max(mean_accuracies(rows, backbone))
+    table = []
+    for selector, title in TITLES.items():
+        if selector not in printed and selector not in deltas:
+            continue
+        printed_name = "metselect" if selector == "metselect-paper" else selector
+        cells = [title]
         for dataset in paper.DATASETS:
-            group = groups.get((backbone, "metselect", dataset))
-            if group:
-                mean = np.mean([row["layer_share"] for row in group], 0)
-                shares.setdefault(backbone.upper(), {})[dataset] = mean
-    return shares
+            group = groups.get((backbone, selector, dataset))
+            final = groups.get((backbone, "final", dataset))
+            lines = [format_mean(accuracies(group)) if group else "not run"]
+            if group and final and selector != "final":
+                lines.append(format_difference(group, final))
+            figure = printed[printed_name][dataset]
+            deviation = f" *±{figure.std:g}*" if figure.std else ""
+            cells.append("<br>".join([*lines, f"*{figure.mean:g}*{deviation}"]))
+        delta = f"{deltas[selector]:.2f}" if selector in deltas else ""
+        if delta and printed_name in printed_delta:
+            delta += f"<br>*{printed_delta[printed_name]:.2f}*"
+        table.append([*cells, delta])
+    return markdown((["", *paper.DATASETS, "Δ max"], table)) if deltas else None
+
+
+def gain_table(rows: Rows, backbone: str, selector: str) -> list[str]:
+    """Return the table of fixed layers, selection and oracles; nothing if there are no layers to
+    compare."""
+    columns = {}
+    for dataset in paper.DATASETS:
+        group = rows_by_model(rows).get((backbone, selector, dataset))
+        gain = selection_gain(group) if group else {}
+        if gain:
+            columns[dataset] = gain
+    if not columns:
+        return []
+    table = []
+    for title in next(iter(columns.values())):
+        bold = f"**{title}**" if title == "selected per node" else title
+        table.append([bold, *(percent(column[title]) for column in columns.values())])
+    return [markdown(([f"{SELECTOR_TITLES[selector]}, {backbone.upper()}, %", *columns], table))]
 
 
 def _against_paper(rows: Rows) -> list[str]:
-    """Compare our MetSelect with the paper's, table cell by table cell."""
-    differences, below = [], []
+    """Compare our MetSelect with the paper's: table cell by table cell, and its Δ max."""
+    differences, below, deltas = [], [], []
     for backbone, printed in paper.ACCURACY.items():
-        for dataset, ours in mean_accuracies(rows, backbone).get("metselect", {}).items():
+        means = mean_accuracies(rows, backbone)
+        for dataset, ours in means.get("metselect", {}).items():
             figure = printed["metselect"][dataset]
             difference = ours - figure.mean
             differences.append(difference)
             if difference < -(figure.std or 0) / 10**0.5:
                 below.append(f"{backbone.upper()} on {dataset} ({difference:+.1f})")
+        delta = delta_max(means).get("metselect")
+        if delta is not None:
+            printed_delta = paper.DELTA_MAX[backbone]["metselect"]
+            deltas.append(f"{delta:.2f} {backbone.upper()} (paper {printed_delta:.2f})")
     if not differences:
         return []
     exceptions = f" (not: {', '.join(below)})" if below else ""
-    return [
+    sentences = [
         f"Our MetSelect is at least the paper's minus one standard error in "
         f"{len(differences) - len(below)} of {len(differences)} cells of Table 2{exceptions}; "
         f"the mean difference is {np.mean(differences):+.1f} points."
     ]
-
-
-def _delta_max(rows: Rows) -> list[str]:
-    """Compare the Δ max of our MetSelect with the paper's."""
-    parts = []
-    for backbone, printed in paper.DELTA_MAX.items():
-        ours = delta_max(mean_accuracies(rows, backbone))
-        if "metselect" in ours:
-            parts.append(
-                f"{ours['metselect']:.2f} {backbone.upper()} (paper {printed['metselect']:.2f})"
-            )
-    return [f"Its Δ max over the datasets run: {', '.join(parts)}."] if parts else []
+    if deltas:
+        sentences.append(f"Its Δ max over the datasets run: {', '.join(deltas)}.")
+    return sentences
 
 
 def _against_final(rows: Rows) -> list[str]:
@@ -147,14 +187,12 @@ def _against_final(rows: Rows) -> list[str]:
         if selector != "metselect" or not final:
             continue
         difference, error = paired_difference(group, final)
-        if not np.isfinite(error):  # a single run has no standard error
-            continue
-        if difference > 2 * error:
-            above += 1
-        elif difference < -2 * error:
+        if difference < -2 * error:
             model = f"{backbone.upper()} on {dataset}"
             below.append(f"{model} ({difference:+.1f}, standard error {error:.1f})")
-        else:
+        elif difference > 2 * error:
+            above += 1
+        elif np.isfinite(error):  # a single run has no standard error
             level += 1
     if above + level + len(below) == 0:
         return []

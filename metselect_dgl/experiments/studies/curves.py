@@ -1,6 +1,5 @@
 """The paper's figures: accuracy against depth, and against the share of attacked edges."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,9 @@ import numpy as np
 
 from .. import paper
 from ..experiment import Experiment
-from ..reproduce_settings import ReproduceSettings
-from ..result_rows import Rows, accuracies, format_mean, sorted_by_run
+from ..result_rows import Rows, format_mean, sorted_by_run
 from ..tables import markdown
-from .study import StoredResults, Study, gcn_datasets
+from .study import ReproduceSettings, StoredResults, Study
 
 if TYPE_CHECKING:
     from ..run_configs import Execution
@@ -34,6 +32,10 @@ Curves = dict[str, dict[int, np.ndarray]]
 class CurveStudy(Study):
     """A figure of GCN with self-loops on Cora and Citeseer; all models have the same settings."""
 
+    gcn_only: bool = True
+    splits: int = 1
+    seeds: int = 1
+
     axis: ClassVar[str]
     corner: ClassVar[str]
     paper_text: ClassVar[str]
@@ -41,55 +43,61 @@ class CurveStudy(Study):
     log_scale: ClassVar[bool] = False
 
     def datasets(self, settings: ReproduceSettings) -> Sequence[str]:
-        return [name for name in gcn_datasets(settings) if name in ("cora", "citeseer")]
+        return [name for name in super().datasets(settings) if name in ("cora", "citeseer")]
+
+    def points(self, settings: ReproduceSettings) -> list[dict]:
+        """Return the settings of every dataset and position on the x axis."""
+        raise NotImplementedError
 
     def place(self, row: dict) -> tuple[str, int]:
         """Return the dataset of a row and its position on the x axis."""
         raise NotImplementedError
 
-    def rows_by_dataset(self, rows: Rows) -> dict[str, Rows]:
-        """Group rows by dataset, in their order."""
-        groups = defaultdict(list)
-        for row in rows:
-            groups[self.place(row)[0]].append(row)
-        return groups
+    def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
+        splits = min(self.splits, settings.splits)
+        experiments = []
+        for point in self.points(settings):
+            for model in MODELS:
+                config = replace(settings.recipe, self_loop=True, **point, **model)
+                experiments.append(Experiment(config, splits=splits, seeds=self.seeds))
+        return experiments
 
-    def curves(self, rows: Rows, part: str = "test") -> Curves:
-        """Return the curves of one dataset."""
-        groups = defaultdict(lambda: defaultdict(list))
+    def curves(self, rows: Rows, part: str = "test") -> dict[str, Curves]:
+        """Return the curves by dataset."""
+        values = {}
         for row in sorted_by_run(rows):
+            dataset, x = self.place(row)
             model = PLAIN
             if row["selector"] != "final":
                 model = f"GCN + MetSelect, {row['settings'].get('loss', 'ce')}"
-            groups[model][self.place(row)[1]].append(row)
-        curves = {}
-        for model, points in groups.items():
-            curves[model] = {x: accuracies(points[x], part) for x in sorted(points)}
-        return curves
+            points = values.setdefault(dataset, {}).setdefault(model, {})
+            points.setdefault(x, []).append(100 * row[f"{part}_accuracy"])
+        for models in values.values():
+            for model, points in models.items():
+                models[model] = {x: np.array(points[x]) for x in sorted(points)}
+        return values
 
     def section(self, results: StoredResults) -> list[str]:
         from ...plots import plot_curves
 
+        rows = results.rows[self.name]
+        by_part = {part: self.curves(rows, part) for part in self.parts}
         panels = {}
-        for dataset, rows in self.rows_by_dataset(results.rows[self.name]).items():
-            for part in self.parts:
-                title = dataset if len(self.parts) == 1 else f"{dataset}, {part}"
-                panels[title] = self.curves(rows, part)
+        for dataset in by_part["test"]:
+            for part, curves in by_part.items():
+                panels[dataset if len(by_part) == 1 else f"{dataset}, {part}"] = curves[dataset]
         plot_curves(panels, self.axis, results.folder / f"{self.name}.png", log=self.log_scale)
         picture = f"![{self.title}]({results.link / f'{self.name}.png'})"
         paragraphs = [f"## {self.title}", self.paper_text, picture]
         for title, panel in panels.items():
-            paragraphs.append(_curve_table(f"{title}, {self.corner}", panel))
+            positions = sorted({x for points in panel.values() for x in points})
+            table = []
+            for model, points in panel.items():
+                cells = [format_mean(points[x]) if x in points else "not run" for x in positions]
+                table.append([model, *cells])
+            header = [f"{title}, {self.corner}", *map(str, positions)]
+            paragraphs.append(markdown((header, table)))
         return paragraphs
-
-
-def _curve_table(corner: str, panel: Curves) -> str:
-    positions = sorted({x for points in panel.values() for x in points})
-    table = []
-    for model, points in panel.items():
-        cells = [format_mean(points[x]) if x in points else "not run" for x in positions]
-        table.append([model, *cells])
-    return markdown(([corner, *map(str, positions)], table))
 
 
 @dataclass(frozen=True)
@@ -107,23 +115,17 @@ class Depth(CurveStudy):
     def quick(self) -> Study:
         return replace(self, depths=(2, 16), splits=1)
 
-    def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
-        splits = min(self.splits, settings.splits)
-        experiments = []
-        for depth in self.depths:
-            for dataset in self.datasets(settings):
-                base = replace(settings.recipe, self_loop=True, dataset=dataset, num_layers=depth)
-                for model in MODELS:
-                    experiments.append(Experiment(replace(base, **model), splits=splits))
-        return experiments
+    def points(self, settings: ReproduceSettings) -> list[dict]:
+        datasets = self.datasets(settings)
+        return [{"dataset": name, "num_layers": n} for n in self.depths for name in datasets]
 
     def place(self, row: dict) -> tuple[str, int]:
         return row["dataset"], row["settings"].get("num_layers", 2)
 
     def findings(self, rows: Rows) -> list[str]:
         sentences = []
-        for dataset, group in self.rows_by_dataset(rows).items():
-            for model, points in self.curves(group).items():
+        for dataset, models in self.curves(rows).items():
+            for model, points in models.items():
                 means = {depth: values.mean() for depth, values in points.items()}
                 best = max(means, key=means.get)
                 lost = []
@@ -153,16 +155,10 @@ class Attack(CurveStudy):
     def quick(self) -> Study:
         return replace(self, rates=(0, 20), seeds=2)
 
-    def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
-        experiments = []
-        for dataset in self.datasets(settings):
-            for rate in self.rates:
-                name = f"{self.dataset_prefix}{dataset}" + (f"_{rate:02}" if rate else "")
-                base = replace(settings.recipe, self_loop=True, dataset=name)
-                for model in MODELS:
-                    config = replace(base, **model)
-                    experiments.append(Experiment(config, splits=1, seeds=self.seeds))
-        return experiments
+    def points(self, settings: ReproduceSettings) -> list[dict]:
+        suffixes = [f"_{rate:02}" if rate else "" for rate in self.rates]
+        names = [self.dataset_prefix + name for name in self.datasets(settings)]
+        return [{"dataset": name + suffix} for name in names for suffix in suffixes]
 
     def place(self, row: dict) -> tuple[str, int]:
         """Return (cora, 20) for `mettack_cora_20`."""
@@ -171,12 +167,9 @@ class Attack(CurveStudy):
 
     def findings(self, rows: Rows) -> list[str]:
         sentences = []
-        for dataset, group in self.rows_by_dataset(rows).items():
-            curves = self.curves(group)
-            plain = curves.pop(PLAIN, None)
-            if plain is None:
-                continue
-            for model, points in curves.items():
+        for dataset, models in self.curves(rows).items():
+            plain = models.pop(PLAIN, None)
+            for model, points in models.items() if plain else ():
                 differences = []
                 for rate in (0, max(plain)):
                     points_above = (points[rate] - plain[rate]).mean()

@@ -2,18 +2,19 @@
 
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
+from ...config import Config
 from .. import paper
-from ..reproduce_settings import ReproduceSettings
 from ..result_rows import Rows, add_rows, read_rows
 from ..tables import markdown
-from .accuracy_table import TITLES
-from .study import StoredResults, Study
+from .accuracy import TITLES
+from .study import ReproduceSettings, StoredResults, Study
 
 if TYPE_CHECKING:
     from ..run_configs import Execution
@@ -28,10 +29,8 @@ TURN_SECONDS = 0.05  # shortest measured time; quicker epochs are repeated
 
 @dataclass(frozen=True)
 class EpochTime(Study):
-    """Time of a training epoch with each selector.
-
-    The selectors take turns, so that a slow moment of the machine affects all of them.
-    """
+    """Time of a training epoch with each selector; they take turns, so that a slow moment of the
+    machine affects all of them."""
 
     large: str = "arxiv-twin"
     large_rounds: int = 5
@@ -39,25 +38,18 @@ class EpochTime(Study):
 
     def run(self, settings: ReproduceSettings, out: Path, execution: "Execution") -> None:
         stored = {(row["dataset"], row["backbone"]) for row in read_rows(self.path(out))}
-        missing = []
-        for dataset in (*settings.datasets, self.large):
-            for backbone in settings.backbones:
-                if (dataset, backbone) not in stored:
-                    missing.append((dataset, backbone))
-        for dataset, backbone in tqdm(missing, unit="model"):
-            rows = self._measure(settings, execution.data_dir, dataset, backbone)
-            add_rows(rows, self.path(out))
+        models = product((*settings.datasets, self.large), settings.backbones)
+        for dataset, backbone in tqdm([m for m in models if m not in stored], unit="model"):
+            config = replace(settings.recipe, dataset=dataset, backbone=backbone)
+            add_rows(self._measure(config, execution.data_dir), self.path(out))
 
-    def _measure(
-        self, settings: ReproduceSettings, data_dir: str | None, dataset: str, backbone: str
-    ) -> Rows:
+    def _measure(self, config: Config, data_dir: str | None) -> Rows:
         """Time all selectors on one dataset and return their rows."""
         from ...data import load_dataset
         from ...train import TrainingLoop, prepare
 
-        config = replace(settings.recipe, dataset=dataset, backbone=backbone)
         config = replace(config, epochs=ENDLESS, validate_every=ENDLESS)
-        data = prepare(config, load_dataset(dataset, data_dir))
+        data = prepare(config, load_dataset(config.dataset, data_dir))
         loops, turns = {}, {}
         for selector in SELECTORS:
             loops[selector] = TrainingLoop(replace(config, selector=selector), data, None)
@@ -65,7 +57,7 @@ class EpochTime(Study):
                 loops[selector].epoch()
             turns[selector] = max(1, round(TURN_SECONDS / _epoch_seconds(loops[selector], 1)))
         seconds = {selector: [] for selector in SELECTORS}
-        for start in range(self.large_rounds if dataset == self.large else self.rounds):
+        for start in range(self.large_rounds if config.dataset == self.large else self.rounds):
             shift = start % len(SELECTORS)  # the order changes from round to round
             for selector in SELECTORS[shift:] + SELECTORS[:shift]:
                 seconds[selector].append(_epoch_seconds(loops[selector], turns[selector]))
@@ -76,8 +68,8 @@ class EpochTime(Study):
             rows.append(
                 {
                     "study": self.name,
-                    "dataset": dataset,
-                    "backbone": backbone,
+                    "dataset": config.dataset,
+                    "backbone": config.backbone,
                     "selector": selector,
                     "ratio": round(ratio, 4),
                     "quartiles": [round(low, 4), round(high, 4)],
@@ -89,8 +81,7 @@ class EpochTime(Study):
 
     def section(self, results: StoredResults) -> list[str]:
         rows = results.rows[self.name]
-        small = [row for row in rows if row["dataset"] not in LARGE_DATASETS]
-        groups = {"small": small}
+        groups = {"small": [row for row in rows if row["dataset"] not in LARGE_DATASETS]}
         for dataset in LARGE_DATASETS:
             groups[dataset] = [row for row in rows if row["dataset"] == dataset]
         table = []
@@ -99,27 +90,24 @@ class EpochTime(Study):
                 if group in LARGE_DATASETS and not group_rows:
                     continue
                 seconds = paper.SMALL_EPOCH_SECONDS if group == "small" else paper.EPOCH_SECONDS
-                table.append([f"{backbone.upper()}, {group}"])
+                printed = seconds[backbone.upper()]
+                cells = [f"{backbone.upper()}, {group}"]
                 for selector, paper_name in PAPER_NAMES.items():
-                    printed = seconds[backbone.upper()]
-                    printed_ratio = printed[paper_name] / printed["FinalSelect"]
-                    model = (backbone, selector)
-                    ratios = [
-                        row["ratio"]
-                        for row in group_rows
-                        if (row["backbone"], row["selector"]) == model
-                    ]
-                    ours = (
-                        f"{np.mean(ratios):.2f}<br>*{printed_ratio:.2f}*" if ratios else "not run"
-                    )
-                    table[-1].append(ours)
+                    ratios = []
+                    for row in group_rows:
+                        if (row["backbone"], row["selector"]) == (backbone, selector):
+                            ratios.append(row["ratio"])
+                    ratio = printed[paper_name] / printed["FinalSelect"]
+                    cells.append(f"{np.mean(ratios):.2f}<br>*{ratio:.2f}*" if ratios else "not run")
+                table.append(cells)
+        n_small = len({row["dataset"] for row in groups["small"]})
         return [
             f"## {self.title}",
             "Ratio to FinalSelect of the same backbone; the selectors take turns in one process. "
-            f"Small: mean over {len({row['dataset'] for row in small})} datasets. arxiv-twin: a "
-            "synthetic graph of the size of ogbn-arxiv. In italics: the paper's ratio, measured on "
-            "a GPU; for the twin, its ratio on ogbn-arxiv itself. NDLSelect's search of hops runs "
-            "once per graph and is not part of an epoch here.",
+            f"Small: mean over {n_small} datasets. arxiv-twin: a synthetic graph of the size of "
+            "ogbn-arxiv. In italics: the paper's ratio, measured on a GPU; for the twin, its ratio "
+            "on ogbn-arxiv itself. NDLSelect's search of hops runs once per graph and is not part "
+            "of an epoch here.",
             markdown((["", *(TITLES[selector] for selector in PAPER_NAMES)], table)),
         ]
 

@@ -1,21 +1,58 @@
-"""The interface of a study: a table or figure of the paper that `metselect reproduce` repeats."""
+"""The interface of a study: a table or figure of the paper that `metselect reproduce` repeats,
+and the settings that all studies share."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from ...config import Config
-from ..experiment import Experiment
-from ..reproduce_settings import ReproduceSettings
+from ...config import SELECTOR_TITLES, Config
+from .. import paper
+from ..experiment import RUN_FIELDS, Experiment
 from ..result_rows import Rows, add_rows
 
-if TYPE_CHECKING:  # they import DGL, and the command line lists the studies without it
+if TYPE_CHECKING:  # it imports DGL, and the command line lists the studies without it
     from ..run_configs import Execution
-    from ..tuning import Outcome
 
-_RUN = ("dataset", "backbone", "selector", "split", "seed")
 _FIGURES = "epochs best_epoch diverged seconds code fixed oracle lucky_oracle layer_share".split()
+
+
+@dataclass(frozen=True)
+class ReproduceSettings:
+    """Datasets, models, splits and training settings of all studies; a study may use a part."""
+
+    datasets: Sequence[str] = paper.DATASETS
+    backbones: Sequence[str] = ("gcn", "gat", "gin")
+    selectors: Sequence[str] = tuple(name for name in SELECTOR_TITLES if "jknet" not in name)
+    splits: int = 10
+    recipe: Config = Config()  # noqa: RUF009  frozen
+
+    def narrowed(self, splits: int | None = None, **names: list[str] | None) -> "ReproduceSettings":
+        """Return a copy with the datasets, backbones and selectors that the user named; None keeps
+        the default."""
+        changes = {"splits": splits} if splits else {}
+        for field, values in names.items():
+            if values:
+                check_names(field, values, getattr(FULL, field))
+                changes[field] = tuple(dict.fromkeys(values))
+        return replace(self, **changes)
+
+
+def check_names(field: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ValueError for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is not one of the {field}: {', '.join(known)}")
+
+
+FULL = ReproduceSettings()
+QUICK = ReproduceSettings(
+    datasets=("cora", "wisconsin", "texas"),
+    backbones=("gcn",),
+    selectors=("final", "metselect", "metselect-paper"),
+    splits=3,
+    recipe=Config(epochs=100, patience=25),
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +69,15 @@ class Study:
     """A table or figure of the paper.
 
     Rows whose models have the names of Table 2 but other settings are stored in a `subfolder`.
-    `part_of_quick`: whether `reproduce --quick` runs the study by default.
+    `part_of_quick`: whether `reproduce --quick` runs the study by default. `gcn_only`: whether it
+    has no other backbone than GCN.
     """
 
     name: str
     title: str
     subfolder: str = ""
     part_of_quick: bool = True
+    gcn_only: bool = False
 
     dataset_prefix: ClassVar[str] = ""  # of the names under which its datasets are loaded
 
@@ -48,7 +87,7 @@ class Study:
 
     def datasets(self, settings: ReproduceSettings) -> Sequence[str]:
         """Return the datasets of the paper that the study uses."""
-        return settings.datasets
+        return () if self.gcn_only and "gcn" not in settings.backbones else settings.datasets
 
     def experiments(self, settings: ReproduceSettings) -> list[Experiment]:
         """Return the models to run."""
@@ -73,40 +112,28 @@ class Study:
         rows = []
         log = out / "log" / "runs.jsonl"
         for outcome in run_experiments(self.experiments(settings), log, execution):
-            for run in outcome.rows:
-                rows.append(self._row(outcome, run))
+            rows += [self._row(outcome.settings, run) for run in outcome.rows]
         add_rows(rows, self.path(out))
 
-    def _row(self, outcome: "Outcome", run: dict) -> dict:
+    def _row(self, searched: dict, run: dict) -> dict:
         """Return the stored row of a run: its figures, and the settings that were searched or
         differ from the defaults."""
-        settings = dict(outcome.settings)
-        defaults = asdict(Config())
+        settings = dict(searched)
         for name, value in asdict(Config(**run["config"])).items():
-            if name not in _RUN and value != defaults[name]:
+            if name not in RUN_FIELDS and value != getattr(Config(), name):
                 settings[name] = value
-        row = {
+        return {
             "study": self.name,
-            **{name: run[name] for name in _RUN},
-            "val_accuracy": run["val_accuracy"],
-            "test_accuracy": run["test_accuracy"],
+            **{name: run[name] for name in (*RUN_FIELDS, "val_accuracy", "test_accuracy")},
             "train_accuracy": run["train"]["accuracy"],
             "macro_f1": run["test"]["macro_f1"],
             "weighted_f1": run["test"]["weighted_f1"],
             "settings": settings,
+            **{name: _rounded(run[name]) for name in _FIGURES if name in run},
         }
-        for name in _FIGURES:
-            if name in run:
-                row[name] = _rounded(run[name])
-        return row
 
 
 def _rounded(value):
     if isinstance(value, list):
         return [_rounded(item) for item in value]
     return round(value, 6) if isinstance(value, float) else value
-
-
-def gcn_datasets(settings: ReproduceSettings) -> Sequence[str]:
-    """Return the datasets of a study of GCN alone: none if GCN is not among the backbones."""
-    return settings.datasets if "gcn" in settings.backbones else ()

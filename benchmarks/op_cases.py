@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import functional as MF
+from metselect_dgl import functional as MF
 
 
 @dataclass
