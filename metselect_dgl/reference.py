@@ -77,7 +77,7 @@ def _scatter(rows: Tensor, index: Tensor | None, h: Tensor) -> Tensor:
 
 def _center(mean: Tensor, valid: Tensor) -> Tensor:
     """Return the mean of the class means; rows relative to it keep their digits far from 0."""
-    return mean[valid].mean(0) if valid.any() else mean.new_zeros(mean.shape[1])
+    return mean.where(valid.unsqueeze(1), 0).sum(0) / valid.sum().clamp(min=1)
 
 
 def _whitened(h: Tensor, mean: Tensor, factor: Tensor, valid: Tensor, index: Tensor | None):
@@ -262,7 +262,7 @@ def neighbour_sum(
     rows = (feat if source_scale is None else feat * source_scale.unsqueeze(1))[indices.long()]
     rows = rows if weights is None else rows * weights.unsqueeze(1)
     out = feat.new_zeros(len(indptr) - 1, feat.shape[1])
-    out.index_add_(0, _targets(indptr), rows)
+    out.index_add_(0, _targets(indptr, len(indices)), rows)
     if target_scale is not None:
         out = out * target_scale.unsqueeze(1)
     return out if more is None else more + out
@@ -282,10 +282,10 @@ def linear_relu_backward(
     return to_feat, feat.T @ g, g.sum(0)
 
 
-def _targets(indptr: Tensor) -> Tensor:
+def _targets(indptr: Tensor, n_edges: int) -> Tensor:
     """Return the target of each edge in the order of `indices`, [E]."""
     targets = torch.arange(len(indptr) - 1, device=indptr.device)
-    return targets.repeat_interleave(indptr.diff())
+    return targets.repeat_interleave(indptr.diff(), output_size=n_edges)
 
 
 def attention_sum(
@@ -306,7 +306,7 @@ def attention_sum(
     feat [N, H, F], source [N, H], target [M, H]; out [M, H, F], 0 without in-edges; attention
     [E, H] in the order of `indices`, not differentiable.
     """
-    to = _targets(indptr)
+    to = _targets(indptr, len(indices))
     e = F.leaky_relu(source.index_select(0, indices) + target.index_select(0, to), slope)  # [E, H]
     top = target.new_full(target.shape, -torch.inf)
     top.scatter_reduce_(0, to.unsqueeze(1).expand_as(e), e, "amax")
@@ -336,7 +336,7 @@ def attention_sum_backward(
     da_ij = <grad[i], feat[j]>, de_ij = a_ij (da_ij - sum_k a_ik da_ik) leaky_relu'(e_ij),
     dfeat[j] = sum_i a_ij grad[i], dsource[j] = sum_i de_ij, dtarget[i] = sum_j de_ij.
     """
-    to = _targets(indptr)
+    to = _targets(indptr, len(indices))
     grad = grad.index_select(0, to)  # [E, H, F]
     da = (grad * feat.index_select(0, indices)).sum(-1)  # [E, H]
     mean = target.new_zeros(target.shape).index_add_(0, to, attention * da)

@@ -6,7 +6,7 @@ import torch
 from metselect_dgl import ops, reference
 from metselect_dgl.functional import graph
 from metselect_dgl.nn.adjacency import SparseRows
-from metselect_dgl.ops.neighbour_sum import NeighbourSum
+from metselect_dgl.ops.graph import NeighbourSum
 from metselect_dgl.testing import assert_close, compressed_edges, gradients
 
 OPS = torch.ops.metselect

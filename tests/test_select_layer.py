@@ -35,7 +35,7 @@ HAND = {
 )
 def test_by_hand(options, layer, score):
     selected, answer, actual = MF.select_layer(**HAND, **options)
-    assert chosen.item() == layer
+    assert selected.item() == layer
     assert answer.item() == 0
     assert actual.item() == pytest.approx(score, abs=1e-6)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.neighbour_sum import NeighbourSum
+from ..ops.graph import NeighbourSum
 
 __all__ = ["attention_sum", "compiled", "fingerprint", "linear_relu", "neighbour_sum"]
 

@@ -1,4 +1,4 @@
-"""The operators `torch.ops.metselect`: one file per operator, with its fake and gradient.
+"""The operators `torch.ops.metselect`, with their fakes and gradients.
 
 Importing this package registers the operators and the kernels of the available backends; which
 these are is described in `metselect_dgl.backends`.
@@ -10,21 +10,9 @@ from importlib import import_module
 import torch
 
 from .. import backends, reference
-from . import (  # noqa: F401  each file registers its operators
-    attention_sum,
-    class_distances,
-    linear_relu,
-    metric_logits,
-    moments,
-    neighbour_sum,
-    registry,
-    select_layer,
-    selected_cross_entropy,
-    selected_logits,
-    whitening,
-)
+from . import decoders, graph, metric, moments, registry  # noqa: F401  register their operators
 
-OPS = tuple(registry.names)
+OPS = tuple(sorted(registry.names))
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # dispatch keys
 
 

@@ -1,4 +1,4 @@
-"""moments: class counts, class sums and Gram matrices of shifted rows."""
+"""Operators that estimate class moments and whiten their covariances."""
 
 import torch
 
@@ -8,6 +8,7 @@ moments = Op(
     "moments(Tensor[] layers, Tensor labels, Tensor?[] index, Tensor[] shifts)"
     " -> (Tensor, Tensor[], Tensor[])"
 )
+Op("whitening(Tensor[] covariances, Tensor rho, float eps) -> Tensor[]")
 
 
 @moments.fake

@@ -6,6 +6,7 @@ with respect to a layer.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,14 +16,11 @@ from .. import reference
 library = torch.library.Library("metselect", "DEF")
 names: list[str] = []
 
-METRIC = "Tensor[] layers, Tensor[] means, Tensor[] factors, Tensor valid"
-DECODERS = "Tensor[] layers, Tensor[] weights, Tensor[] biases, Tensor layer"
-EDGES = "Tensor indptr, Tensor indices, Tensor back_indptr, Tensor back_indices"
-
 
 class Op:
     """Define `torch.ops.metselect.<name>` from its schema, implemented on every device by the
-    function of the same name in `reference.py`."""
+    function of the same name in `reference.py`, which also computes the shapes of the results
+    where it does not look at values."""
 
     def __init__(self, schema: str) -> None:
         self.name = schema.partition("(")[0]
@@ -30,31 +28,14 @@ class Op:
         library.impl(self.name, getattr(reference, self.name), "CompositeExplicitAutograd")
         names.append(self.name)
 
-    def fake(self, function: Callable) -> Callable:
-        """Register the function that computes the shapes and dtypes of the results."""
+    def fake(self, function: Callable) -> None:
+        """Register another function that computes the shapes and dtypes of the results."""
         torch.library.register_fake(f"metselect::{self.name}", function, lib=library)
-        return function
 
-    def gradient(self, setup: Callable) -> Callable[[Callable], Callable]:
+    def gradient(self, setup: Callable) -> Callable[[Callable], None]:
         """Register the gradient; `setup(ctx, inputs, output)` saves what it needs."""
-
-        def register(function: Callable) -> Callable:
-            torch.library.register_autograd(
-                f"metselect::{self.name}", function, setup_context=setup, lib=library
-            )
-            return function
-
-        return register
-
-
-def n_picked(layers: list[Tensor], index: list[Tensor | None]) -> int:
-    """Return the number of rows picked from each layer."""
-    return (layers[0] if index[0] is None else index[0]).shape[0]
-
-
-def empty_like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return contiguous empty tensors of the same shapes and dtypes."""
-    return [tensor.new_empty(tensor.shape) for tensor in tensors]
+        register = torch.library.register_autograd
+        return partial(register, f"metselect::{self.name}", setup_context=setup, lib=library)
 
 
 def save_lists(ctx, tensor: Tensor, *lists: Sequence[Tensor | None]) -> None:

@@ -1,22 +1,39 @@
-"""selected_cross_entropy: loss of the selected decoders, and its gradients in the same pass."""
+"""Operators on the decoders of the selected layers: their logits, and their cross entropy with its
+gradients in the same pass."""
 
 import torch
 from torch import Tensor
 
-from .registry import (
-    DECODERS,
-    Op,
-    check_first_order,
-    empty_like,
-    no_gradient,
-    save_lists,
-    saved_lists,
-)
+from .registry import Op, check_first_order, no_gradient, save_lists, saved_lists
 
+DECODERS = "Tensor[] layers, Tensor[] weights, Tensor[] biases, Tensor layer"
+
+selected_logits = Op(f"selected_logits({DECODERS}, Tensor?[] index) -> Tensor")
+Op(
+    "selected_logits_backward(Tensor grad, Tensor[] layers, Tensor[] weights, Tensor layer,"
+    " Tensor?[] index) -> (Tensor[], Tensor[], Tensor[])"
+)
 selected_cross_entropy = Op(
     f"selected_cross_entropy({DECODERS}, Tensor labels, Tensor?[] index, float deep_supervision,"
     " bool[] wanted, bool keep_logits) -> (Tensor, Tensor, Tensor[], Tensor[], Tensor[])"
 )
+
+
+@selected_logits.fake
+def _(layers, weights, biases, layer, index):
+    return weights[0].new_empty(layer.shape[0], weights[0].shape[0])
+
+
+def _save_logits(ctx, inputs, output):
+    layers, weights, _, layer, index = inputs
+    save_lists(ctx, layer, layers, weights, index)
+
+
+@selected_logits.gradient(setup=_save_logits)
+def _(ctx, grad):
+    layer, layers, weights, index = saved_lists(ctx)
+    grads = torch.ops.metselect.selected_logits_backward(grad, layers, weights, layer, index)
+    return *grads, None, no_gradient(index)
 
 
 @selected_cross_entropy.fake
@@ -29,15 +46,14 @@ def _(layers, weights, biases, layer, labels, index, deep_supervision, wanted, k
     wide = torch.promote_types(loss.dtype, torch.float32)
     pairs = zip(layers, wanted, strict=True)
     to_layers = [loss.new_empty(h.shape if want else 0, dtype=wide) for h, want in pairs]
-    return loss, logits, to_layers, empty_like(weights), empty_like(biases)
+    to_weights, to_biases = ([p.new_empty(p.shape) for p in part] for part in (weights, biases))
+    return loss, logits, to_layers, to_weights, to_biases
 
 
-def _save(ctx, inputs, output):
-    """Save the gradients of the loss, which the operator returns with it."""
+def _save_gradients(ctx, inputs, output):
     layers, weights, _, layer, _, index, _, ctx.wanted, _ = inputs
-    _, _, *grads = output
     ctx.set_materialize_grads(False)
-    save_lists(ctx, layer, layers, weights, index, *grads)
+    save_lists(ctx, layer, layers, weights, index, *output[2:])
 
 
 def _is_one(grad: Tensor) -> bool:
@@ -46,7 +62,7 @@ def _is_one(grad: Tensor) -> bool:
     return type(grad) is Tensor and grad.device.type == "cpu" and grad.item() == 1
 
 
-@selected_cross_entropy.gradient(setup=_save)
+@selected_cross_entropy.gradient(setup=_save_gradients)
 def _(ctx, grad_loss, grad_logits, *_):
     check_first_order("selected_cross_entropy")
     layer, layers, weights, index, *grads = saved_lists(ctx)

@@ -1,23 +1,18 @@
-"""class_distances: squared Mahalanobis distances of nodes to class means."""
+"""Operators on class means and whitening factors: distances, logits, the selected layer."""
 
 import torch
 
-from .registry import METRIC, Op, empty_like, n_picked, no_gradient, save_lists, saved_lists
+from .registry import Op, no_gradient, save_lists, saved_lists
+
+METRIC = "Tensor[] layers, Tensor[] means, Tensor[] factors, Tensor valid"
 
 class_distances = Op(f"class_distances({METRIC}, Tensor?[] index) -> Tensor")
-class_distances_backward = Op(
-    f"class_distances_backward(Tensor grad, {METRIC}, Tensor?[] index) -> Tensor[]"
+Op(f"class_distances_backward(Tensor grad, {METRIC}, Tensor?[] index) -> Tensor[]")
+Op(f"metric_logits({METRIC}, Tensor temperature, Tensor?[] index) -> Tensor")
+Op(
+    f"select_layer({METRIC}, Tensor temperature, Tensor?[] index, Tensor? labels, str rule)"
+    " -> (Tensor, Tensor, Tensor)"
 )
-
-
-@class_distances.fake
-def _(layers, means, factors, valid, index):
-    return means[0].new_empty(len(layers), n_picked(layers, index), len(valid))
-
-
-@class_distances_backward.fake
-def _(grad, layers, means, factors, valid, index):
-    return empty_like(layers)
 
 
 def _save(ctx, inputs, output):
