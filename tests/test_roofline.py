@@ -7,13 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
-from benchmarks.costs import HEAD, Cost, Size
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import costs, roofline
 from benchmarks.baselines import paper_formula, plain_loss
+from benchmarks.costs import HEAD, Cost, Size
 from benchmarks.roofline import GPUS, Model, head_seconds
 from metselect_dgl import functional as MF
 from metselect_dgl import reference
