@@ -1,9 +1,10 @@
 """Every operator in plain torch: the definition of the other backends, and the fall-back for them.
 
-Equations 2 to 6 of the paper, as interpreted in the README. Lists have one entry per layer; layers
-may differ in width. `index` has the numbers [n] of the picked rows of each layer (None: all rows);
-`labels` [n] and `layer` [n] belong to the picked rows. Layers may be of a narrower dtype than the
-constants (shifts, means, factors, weights), in whose dtype everything is computed.
+Equations 2 to 6 of the paper, as interpreted in the README. The schemas in `ops/` have the types of
+the arguments. Lists have one entry per layer; layers may differ in width. `index` has the numbers
+[n] of the picked rows of each layer (None: all rows); `labels` [n] and `layer` [n] belong to the
+picked rows. Layers may be of a narrower dtype than the constants (shifts, means, factors, weights),
+in whose dtype everything is computed.
 
 Edges are stored twice. The in-edges of target i are `indptr[i]` to `indptr[i + 1]` of `indices`,
 which has their sources; the out-edges of source j are `back_indptr[j]` to `back_indptr[j + 1]` of
@@ -17,12 +18,9 @@ from torch import Tensor
 
 TILE = 4096
 Tensors = list[Tensor]
-Indices = list[Tensor | None]
 
 
-def moments(
-    layers: Tensors, labels: Tensor, index: Indices, shifts: Tensors
-) -> tuple[Tensor, Tensors, Tensors]:
+def moments(layers, labels, index, shifts) -> tuple[Tensor, Tensors, Tensors]:
     """count[c] = |{i: y_i = c}|, sum[c] = sum_i r_i, gram = sum_i r_i r_i^T with r = h - shift[y].
 
     Products are computed in the dtype of the shifts on tiles that are scaled to below 2 by a power
@@ -47,7 +45,7 @@ def moments(
     return count, sums, grams
 
 
-def whitening(covariances: Tensors, rho: Tensor, eps: float) -> Tensors:
+def whitening(covariances, rho, eps) -> Tensors:
     """R with R^T R = K^-1, where K = (1 - rho) K + max(rho, 16 D eps) tr(K)/D I; R = 0 if tr K = 0.
 
     R is the inverse of the lower Cholesky factor, in float64, of K divided by its mean variance.
@@ -86,9 +84,7 @@ def _whitened(h: Tensor, mean: Tensor, factor: Tensor, valid: Tensor, index: Ten
     return (_rows(h, index, mean.dtype) - center) @ factor.T, (mean - center) @ factor.T
 
 
-def class_distances(
-    layers: Tensors, means: Tensors, factors: Tensors, valid: Tensor, index: Indices
-) -> Tensor:
+def class_distances(layers, means, factors, valid, index) -> Tensor:
     """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid.
 
     R_l [K, D] is square unless a linear map of the layer is multiplied into it.
@@ -101,9 +97,7 @@ def class_distances(
     return torch.stack(dist2)
 
 
-def class_distances_backward(
-    grad: Tensor, layers: Tensors, means: Tensors, factors: Tensors, valid: Tensor, index: Indices
-) -> Tensors:
+def class_distances_backward(grad, layers, means, factors, valid, index) -> Tensors:
     """dh_i = 2 R^T sum_c g[i, c] (R (h_i - mu_c)); the means and factors are constants."""
     grads = []
     for g, h, mean, factor, picked in zip(grad, layers, means, factors, index, strict=True):
@@ -123,14 +117,7 @@ def log_odds(logits: Tensor) -> Tensor:
     return odds.scatter(-1, top, logits.gather(-1, top) - rest)
 
 
-def metric_logits(
-    layers: Tensors,
-    means: Tensors,
-    factors: Tensors,
-    valid: Tensor,
-    temperature: Tensor,
-    index: Indices,
-) -> Tensor:
+def metric_logits(layers, means, factors, valid, temperature, index) -> Tensor:
     """-dist2 / (2 T_l) up to a constant per node and layer, [L, n, C]: linear in h.
 
     || R h ||^2 is the same for every class; relative to the centre the remaining terms are
@@ -148,14 +135,7 @@ def metric_logits(
 
 
 def select_layer(
-    layers: Tensors,
-    means: Tensors,
-    factors: Tensors,
-    valid: Tensor,
-    temperature: Tensor,
-    index: Indices,
-    labels: Tensor | None,
-    rule: str,
+    layers, means, factors, valid, temperature, index, labels, rule
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(layer, class, score) of each node in the layer with the largest score (Eq. 4, 5).
 
@@ -178,9 +158,7 @@ def select_layer(
     return layer, *(part.gather(0, layer.unsqueeze(0)).squeeze(0) for part in (answer, score))
 
 
-def selected_logits(
-    layers: Tensors, weights: Tensors, biases: Tensors, layer: Tensor, index: Indices
-) -> Tensor:
+def selected_logits(layers, weights, biases, layer, index) -> Tensor:
     """logits[i] = W_l h_i + b_l with l = layer[i], [n, C]."""
     logits = weights[0].new_empty(len(layer), weights[0].shape[0])
     for depth, (h, weight, bias) in enumerate(zip(layers, weights, biases, strict=True)):
@@ -191,7 +169,7 @@ def selected_logits(
 
 
 def selected_logits_backward(
-    grad: Tensor, layers: Tensors, weights: Tensors, layer: Tensor, index: Indices
+    grad, layers, weights, layer, index
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Gradients to layers, weights and biases; zero for a layer that no node selected."""
     to_layers, to_weights, to_biases = [], [], []
@@ -204,15 +182,7 @@ def selected_logits_backward(
 
 
 def selected_cross_entropy(
-    layers: Tensors,
-    weights: Tensors,
-    biases: Tensors,
-    layer: Tensor,
-    labels: Tensor,
-    index: Indices,
-    deep_supervision: float,
-    wanted: list[bool],
-    keep_logits: bool,
+    layers, weights, biases, layer, labels, index, deep_supervision, wanted, keep_logits
 ) -> tuple[Tensor, Tensor, Tensors, Tensors, Tensors]:
     """(loss, logits, and the gradients of the loss to layers, weights and biases).
 
@@ -244,16 +214,16 @@ def selected_cross_entropy(
 
 
 def neighbour_sum(
-    indptr: Tensor,
-    indices: Tensor,
-    back_indptr: Tensor,
-    back_indices: Tensor,
-    weights: Tensor | None,
-    back_weights: Tensor | None,
-    source_scale: Tensor | None,
-    target_scale: Tensor | None,
-    feat: Tensor,
-    more: Tensor | None,
+    indptr,
+    indices,
+    back_indptr,
+    back_indices,
+    weights,
+    back_weights,
+    source_scale,
+    target_scale,
+    feat,
+    more,
 ) -> Tensor:
     """out_i = more_i + t_i sum over the in-edges j -> i of w_ij s_j h_j, [M, D].
 
@@ -268,14 +238,12 @@ def neighbour_sum(
     return out if more is None else more + out
 
 
-def linear_relu(feat: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_relu(feat, weight, bias) -> Tensor:
     """max(0, h W + b)"""
     return torch.relu(torch.addmm(bias, feat, weight))
 
 
-def linear_relu_backward(
-    grad: Tensor, feat: Tensor, weight: Tensor, out: Tensor, wanted: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def linear_relu_backward(grad, feat, weight, out, wanted) -> tuple[Tensor, Tensor, Tensor]:
     """With g = grad where out > 0: dh = g W^T (0 rows unless wanted), dW = h^T g, db = sum g."""
     g = grad * (out > 0)
     to_feat = g @ weight.T if wanted else feat.new_empty(0, feat.shape[1])
@@ -289,15 +257,7 @@ def _targets(indptr: Tensor, n_edges: int) -> Tensor:
 
 
 def attention_sum(
-    indptr: Tensor,
-    indices: Tensor,
-    back_indptr: Tensor,
-    back_indices: Tensor,
-    back_edges: Tensor,
-    feat: Tensor,
-    source: Tensor,
-    target: Tensor,
-    slope: float,
+    indptr, indices, back_indptr, back_indices, back_edges, feat, source, target, slope
 ) -> tuple[Tensor, Tensor]:
     """(out, attention) of a graph attention layer: for each head, over the in-edges j -> i,
 
@@ -319,17 +279,17 @@ def attention_sum(
 
 
 def attention_sum_backward(
-    grad: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    back_indptr: Tensor,
-    back_indices: Tensor,
-    back_edges: Tensor,
-    feat: Tensor,
-    source: Tensor,
-    target: Tensor,
-    attention: Tensor,
-    slope: float,
+    grad,
+    indptr,
+    indices,
+    back_indptr,
+    back_indices,
+    back_edges,
+    feat,
+    source,
+    target,
+    attention,
+    slope,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to feat, source and target of sum(grad * out):
 
