@@ -75,7 +75,8 @@ def head_results(labels, index, loss) -> dict:
     calibrated = head.calibrate(CASE.layers, labels, index)
     asked = head(CASE.layers, labels=labels, index=index)
     answers = [
-        (said.logits, said.layer, said.score, said.index) for said in (trained, calibrated, asked)
+        (selection.logits, selection.layer, selection.score, selection.index)
+        for selection in (trained, calibrated, asked)
     ]
     return {"answers": answers, "losses": (trained.loss, asked.loss), "grads": grads}
 
