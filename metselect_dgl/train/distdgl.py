@@ -40,8 +40,8 @@ def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed:
     graph.ndata["in_degree"] = graph.in_degrees().float()
     graph.ndata["out_degree"] = graph.out_degrees().float()
     for part, index in data.split(split)._asdict().items():
-        labelled = torch.zeros(len(data.labels), dtype=torch.bool).index_fill(0, index, True)
-        graph.ndata[f"{part}_mask"] = labelled & (data.labels >= 0)
+        mask = torch.zeros(len(data.labels), dtype=torch.bool).index_fill(0, index, True)
+        graph.ndata[f"{part}_mask"] = mask & (data.labels >= 0)
     source, target = graph.edges()
     about = {
         "dataset": data.name,
