@@ -34,8 +34,7 @@ def moments(
         total = torch.zeros_like(shift, dtype=torch.float64)
         gram = total.new_zeros(h.shape[1], h.shape[1])
         for start in range(0, len(labels), TILE):
-            rows = slice(start, start + TILE)
-            y = labels[rows]
+            rows, y = slice(start, start + TILE), labels[start : start + TILE]
             r = (h[rows] if picked is None else h[picked[rows]]).to(shift.dtype) - shift[y]
             _, exponent = torch.frexp(r.abs().amax())
             unit = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - 1)
@@ -167,10 +166,8 @@ def select_layer(
     logits = metric_logits(layers, means, factors, valid, temperature, index)  # [L, n, C]
     answer = logits.argmax(-1)  # [L, n]
     asked = answer if labels is None else labels.expand_as(answer)
-    if rule == "distance":
-        odds = -class_distances(layers, means, factors, valid, index)
-    else:
-        odds = log_odds(logits)
+    near = rule == "distance"
+    odds = -class_distances(layers, means, factors, valid, index) if near else log_odds(logits)
     score = odds.gather(-1, asked.unsqueeze(-1)).squeeze(-1)  # [L, n]
     alive = torch.stack([factor.any() for factor in factors]).unsqueeze(-1)
     rank = (-score if rule == "opposite" else score).masked_fill(~alive, -torch.inf)
@@ -223,9 +220,7 @@ def selected_cross_entropy(
 
     With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot).
     """
-    logits = weights[0].new_empty(0, weights[0].shape[0])
-    if keep_logits:
-        logits = selected_logits(layers, weights, biases, layer, index)
+    logits = selected_logits(layers, weights, biases, layer if keep_logits else layer[:0], index)
     loss = logits.new_zeros(())
     onehot = F.one_hot(labels, logits.shape[1])
     to_layers, to_weights, to_biases = [], [], []
@@ -352,5 +347,4 @@ def attention_sum_backward(
 
 def fingerprint(bits: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over i and j of (2i + 1) weights_j bits_ij, with the overflow of integers."""
-    rows = torch.arange(len(bits), device=bits.device)
-    return ((2 * rows + 1) * (bits @ weights)).sum()
+    return (torch.arange(1, 2 * len(bits), 2, device=bits.device) * (bits @ weights)).sum()

@@ -197,9 +197,9 @@ def test_difficult_but_right(change):
     out.loss.backward()
     assert torch.isfinite(out.loss)
     head.eval()
-    said = head([noise, h])
-    assert torch.isfinite(said.score).all()
-    assert (said.layer == 1).double().mean() > 0.9
+    selection = head([noise, h])
+    assert torch.isfinite(selection.score).all()
+    assert (selection.layer == 1).double().mean() > 0.9
     _, answer, _ = MF.select_layer([noise, h], **head.prototypes.metric())
     assert (answer == y).double().mean() > 0.95
 

@@ -71,11 +71,12 @@ def head_results(labels, index, loss) -> dict:
     trained = head(layers, labels=labels, index=index)
     trained.loss.backward()
     grads = [leaf.grad for leaf in (*layers, *head.parameters()) if leaf.requires_grad]
-    head.eval().fit(CASE.layers, labels, index)
+    head.eval().estimate(*head.check(CASE.layers, labels, index)[:2])
     calibrated = head.calibrate(CASE.layers, labels, index)
     asked = head(CASE.layers, labels=labels, index=index)
     answers = [
-        (said.logits, said.layer, said.score, said.index) for said in (trained, calibrated, asked)
+        (selection.logits, selection.layer, selection.score, selection.index)
+        for selection in (trained, calibrated, asked)
     ]
     return {"answers": answers, "losses": (trained.loss, asked.loss), "grads": grads}
 

@@ -171,25 +171,25 @@ def test_moments_of_processes_add_up(source, started):
     """Each with other rows and shifts, one with none; `merge` as an all-reduce would do it."""
     h, y, parts = batches_of(parts=2)
     alone = Prototypes([6], 3, source="epoch")
-    team = [Prototypes([6], 3, source=source) for _ in range(3)]
+    processes = [Prototypes([6], 3, source=source) for _ in range(3)]
     if started:
-        for each in (alone, *team):
-            each.update([h + 1], y)
+        for prototypes in (alone, *processes):
+            prototypes.update([h + 1], y)
     alone.learn(LayerStack.of([h]), y)
     alone.renew()
-    for each, (rows, labels) in zip(team, parts, strict=False):
-        each.gather(LayerStack.of([rows]), labels)
+    for prototypes, (rows, labels) in zip(processes, parts, strict=False):
+        prototypes.gather(LayerStack.of([rows]), labels)
     vectors = []
-    for each in team:  # what every process would send
+    for prototypes in processes:  # what every process would send
         with pytest.raises(InterruptedError):
-            each.renew(lambda vector: (vectors.append(vector), stop()))
-    for each in team:
-        each.renew(lambda vector: vector.copy_(sum(vectors)))
-        for old, new in zip(alone.buffers(), each.buffers(), strict=True):
+            prototypes.renew(lambda vector: (vectors.append(vector), stop()))
+    for prototypes in processes:
+        prototypes.renew(lambda vector: vector.copy_(sum(vectors)))
+        for old, new in zip(alone.buffers(), prototypes.buffers(), strict=True):
             torch.testing.assert_close(old, new, rtol=1e-5, atol=1e-5)
         if source == "ema":
-            assert each.gathered.count.sum() == pytest.approx(len(y) / 3)
-            mean = each.gathered.means()[0].float()
+            assert prototypes.gathered.count.sum() == pytest.approx(len(y) / 3)
+            mean = prototypes.gathered.means()[0].float()
             torch.testing.assert_close(mean, alone.mean_0, rtol=1e-5, atol=1e-5)
 
 

@@ -24,9 +24,9 @@ def parts(tmp_path_factory):
     return folder
 
 
-def python(*words, **environment):
+def python(*arguments, **environment):
     """DGL's distributed part keeps its state in the process: each in its own."""
-    run = [sys.executable, *map(str, words)]
+    run = [sys.executable, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=240)
 
@@ -45,17 +45,17 @@ for _ in range(2):
 model, here = loop.model, prepare(config, hop_chain())
 assert torch.equal(data.graph.ndata["node_id"][data.nodes], torch.arange(3000))
 
-said, _ = loop.batches.validate(model)
-found = model.eval().head.predict(PartitionSource(model.backbone, data, 700))
+validated, _ = loop.batches.validate(model)
+predicted = model.eval().head.predict(PartitionSource(model.backbone, data, 700))
 part = here.split(0)
 given = here.graph, here.feat, here.labels, part.train, part.val
 expected = model.calibrate(*given, batch_size=900)
 order = part.val.argsort()
-torch.testing.assert_close(said.logits, expected.logits[order], rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(validated.logits, expected.logits[order], rtol=1e-4, atol=1e-5)
 whole = model.predict(here.graph, here.feat, batch_size=900)
-assert (found.layer == whole.layer).float().mean() > 0.999
-same = found.layer == whole.layer
-torch.testing.assert_close(found.logits[same], whole.logits[same], rtol=1e-4, atol=1e-4)
+assert (predicted.layer == whole.layer).float().mean() > 0.999
+same = predicted.layer == whole.layer
+torch.testing.assert_close(predicted.logits[same], whole.logits[same], rtol=1e-4, atol=1e-4)
 print("equal")
 """
 
@@ -67,8 +67,8 @@ def test_one_process_alone_is_the_graph_itself(parts):
 
 
 def test_training_on_partitions_by_the_command_line(parts, tmp_path):
-    words = "--batch-size 200 --epochs 4 --out".split()
-    given = ["-m", "metselect_dgl", "train", "--partitions", parts, *words, tmp_path]
+    flags = "--batch-size 200 --epochs 4 --out".split()
+    given = ["-m", "metselect_dgl", "train", "--partitions", parts, *flags, tmp_path]
     done = python(*given, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "hop_chain, 1 trainers" in done.stdout

@@ -94,15 +94,15 @@ def test_predictions_agree_with_metrics_and_split(finished, small):
     assert sorted(saved) == ["label", "layer", "prediction", "score"]
     np.testing.assert_array_equal(saved["label"], small.labels)
     right = saved["prediction"] == saved["label"]
-    split = small.split(config.split)  # validation is judged by held-out folds: see the history
+    split = small.split(config.split)  # the next test checks the validation accuracy
     assert right[split.train].mean() == metrics["train"]["accuracy"]
     assert right[split.test].mean() == metrics["test"]["accuracy"]
     test = small.test_masks[config.split].numpy()
     share = np.bincount(saved["layer"][test], minlength=3) / test.sum()
     assert share.tolist() == metrics["layer_share"]
-    for kind, told in enumerate(metrics["layer_share_by_type"]):
+    for kind, reported in enumerate(metrics["layer_share_by_type"]):
         chosen = saved["layer"][test & (small.node_type == kind).numpy()]
-        assert (np.bincount(chosen, minlength=3) / len(chosen)).tolist() == told
+        assert (np.bincount(chosen, minlength=3) / len(chosen)).tolist() == reported
 
 
 def test_history_agrees_with_metrics(finished):
@@ -172,8 +172,8 @@ def test_picture_shows_something(finished):
 
 
 def test_load_run_gives_the_model_of_the_predictions(monkeypatch, tiny_dir, tmp_path):
-    said = iter([0.1, 0.3, 0.2])  # the best epoch is not the last
-    monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
+    accuracies = iter([0.1, 0.3, 0.2])  # the best epoch is not the last
+    monkeypatch.setattr(looping, "accuracy", lambda *_: next(accuracies))
     config = settings(dataset="tiny", epochs=3)
     run = quiet(config, load_dataset("tiny", tiny_dir), tmp_path)
     loaded, model, data = load_run(tmp_path, tiny_dir)
@@ -238,7 +238,7 @@ SCRIPTS = {
 )
 def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patience, epochs, best):
     """Validation follows a script; the model of the best epoch is the one that is kept."""
-    states, said, lost = [], iter(accuracies), iter(losses)
+    states, next_accuracy, next_loss = [], iter(accuracies), iter(losses)
     epoch = training.TrainingLoop.epoch
 
     def watched(loop):
@@ -247,8 +247,8 @@ def test_best_epoch_and_early_stop(monkeypatch, small, accuracies, losses, patie
         return record
 
     monkeypatch.setattr(training.TrainingLoop, "epoch", watched)
-    monkeypatch.setattr(looping, "accuracy", lambda *_: next(said))
-    monkeypatch.setattr(looping, "finite_loss", lambda *_: next(lost))
+    monkeypatch.setattr(looping, "accuracy", lambda *_: next(next_accuracy))
+    monkeypatch.setattr(looping, "finite_loss", lambda *_: next(next_loss))
     config = settings(selector="final", epochs=len(accuracies), patience=patience)
     run = quiet(config, small)
     assert (run.metrics["epochs"], run.metrics["best_epoch"]) == (epochs, best)

@@ -1,9 +1,8 @@
 """Functions that graph convolutions are built from: sums and attention over edges, linear + ReLU.
 
-Edges are stored twice, by target and by source. The in-edges of target i come from the sources
-`indices[indptr[i] : indptr[i + 1]]`; the out-edges of source j go to the targets
-`back_indices[back_indptr[j] : back_indptr[j + 1]]`. Shapes: M targets, N sources, E edges, H heads
-of F features.
+Edges are stored twice: `indptr` and `indices` by target, `back_indptr` and `back_indices` by
+source; `back_edges` [E] has the positions in `indices` of the edges of `back_indices`. Shapes: M
+targets, N sources, E edges, H heads of F features.
 """
 
 import torch
@@ -42,14 +41,9 @@ def neighbour_sum(
     """Return (sums, feat): sums_i = t_i sum over in-edges j -> i of w_ij s_j h_j, [M, D].
 
     Use the returned `feat` for any further computation on it: the gradient of that use is then
-    added inside the sum over the reversed edges instead of in a separate pass.
-
-    Parameters
-    ----------
-    indptr, indices : the edges by target
-    back_indptr, back_indices : the same edges by source
-    weights, back_weights : w [E] in the order of `indices` and of `back_indices`; both or none
-    source_scale, target_scale : s [N] and t [M]; ones by default
+    added inside the sum over the reversed edges instead of in a separate pass. `weights` and
+    `back_weights` are w [E] in the order of `indices` and of `back_indices`, both or none;
+    `source_scale` and `target_scale` are s [N] and t [M], ones by default.
     """
     edges = indptr, indices, back_indptr, back_indices, weights, back_weights
     return NeighbourSum.apply(feat, None, *edges, source_scale, target_scale)
@@ -67,16 +61,9 @@ def attention_sum(
     *,
     slope: float = 0.2,
 ) -> Tensor:
-    """Return out_i = sum over in-edges j -> i of a_ij feat_j, [M, H, F], with
-    a_i = softmax over these edges of leaky_relu(source_j + target_i), for each of H heads.
-
-    Parameters
-    ----------
-    indptr, indices, back_indptr, back_indices : the edges, as for :func:`neighbour_sum`
-    back_edges : [E], the positions in `indices` of the edges of `back_indices`
-    feat, source, target : [N, H, F], [N, H] and [M, H]
-    slope : of the leaky ReLU
-    """
+    """Return out_i = sum over in-edges j -> i of a_ij feat_j, [M, H, F], with a_i = softmax over
+    these edges of leaky_relu(source_j + target_i, slope), for each of H heads; `feat` [N, H, F],
+    `source` [N, H], `target` [M, H]."""
     edges = indptr, indices, back_indptr, back_indices, back_edges
     return _ops.attention_sum(*edges, feat, source, target, slope)[0]
 

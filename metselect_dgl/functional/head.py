@@ -1,22 +1,22 @@
 """Class distances, layer selection and the selected decoders (Eq. 4 to 7)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from .. import ops  # noqa: F401  registers torch.ops.metselect
 from ..checks import check_finite
-from .arguments import Index, index_per_layer, same_dtype
+from .arguments import Index, Tensors, index_per_layer, same_dtype
 
 RULES = ("confidence", "distance", "opposite")
 _ops = torch.ops.metselect
 
 
 def class_distances(
-    layers: Sequence[Tensor],
-    means: Sequence[Tensor],
-    factors: Sequence[Tensor],
+    layers: Tensors,
+    means: Tensors,
+    factors: Tensors,
     *,
     valid: Tensor | None = None,
     index: Index = None,
@@ -33,29 +33,29 @@ def class_distances(
     >>> class_distances([h], [torch.zeros(1, 2)], [torch.eye(2)])
     tensor([[[25.]]])
     """
-    metric = _metric(layers, means, factors, valid)
+    metric, _ = _metric(layers, means, factors, valid)
     return _ops.class_distances(*metric, index_per_layer(index, layers))
 
 
 def metric_logits(
-    layers: Sequence[Tensor],
-    means: Sequence[Tensor],
-    factors: Sequence[Tensor],
+    layers: Tensors,
+    means: Tensors,
+    factors: Tensors,
     *,
     valid: Tensor | None = None,
     temperature: Tensor | None = None,
     index: Index = None,
 ) -> Tensor:
     """Return logits of the posterior softmax_c(-dist2 / (2 T_l)), [L, n, C]; not differentiable."""
-    metric = _metric([h.detach() for h in layers], means, factors, valid)
-    temperature = _temperature(temperature, layers)
+    layers = [h.detach() for h in layers]
+    metric, temperature = _metric(layers, means, factors, valid, temperature)
     return _ops.metric_logits(*metric, temperature, index_per_layer(index, layers))
 
 
 def select_layer(
-    layers: Sequence[Tensor],
-    means: Sequence[Tensor],
-    factors: Sequence[Tensor],
+    layers: Tensors,
+    means: Tensors,
+    factors: Tensors,
     *,
     valid: Tensor | None = None,
     temperature: Tensor | None = None,
@@ -74,29 +74,23 @@ def select_layer(
     """
     if rule not in RULES:
         raise ValueError(f"rule is {rule!r}; use one of {', '.join(RULES)}")
-    metric = _metric([h.detach() for h in layers], means, factors, valid)
-    temperature = _temperature(temperature, layers)
+    layers = [h.detach() for h in layers]
+    metric, temperature = _metric(layers, means, factors, valid, temperature)
     labels = None if labels is None else labels.long().contiguous()
     return _ops.select_layer(*metric, temperature, index_per_layer(index, layers), labels, rule)
 
 
-def _metric(layers, means, factors, valid) -> tuple:
+def _metric(layers, means, factors, valid, temperature=None) -> tuple[tuple, Tensor]:
+    """Return layers, means, factors and valid classes as the operators take them; temperatures."""
     if valid is None:
         valid = torch.ones(len(means[0]), dtype=torch.bool, device=means[0].device)
-    return same_dtype(layers), list(means), list(factors), valid
-
-
-def _temperature(temperature: Tensor | None, layers: Sequence[Tensor]) -> Tensor:
-    return layers[0].new_ones(len(layers)) if temperature is None else temperature
+    if temperature is None:
+        temperature = layers[0].new_ones(len(layers))
+    return (same_dtype(layers), list(means), list(factors), valid), temperature
 
 
 def selected_logits(
-    layers: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    layer: Tensor,
-    *,
-    index: Index = None,
+    layers: Tensors, weights: Tensors, biases: Tensors, layer: Tensor, *, index: Index = None
 ) -> Tensor:
     """Return the logits W_l h_i + b_l with l = layer[i] of the picked nodes, [n, C]."""
     decoders = same_dtype(layers), list(weights), list(biases), layer.long().contiguous()
@@ -106,10 +100,10 @@ def selected_logits(
 @torch.no_grad()
 def select_and_decode(
     layers: Iterable[Tensor],
-    means: Sequence[Tensor],
-    factors: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
+    means: Tensors,
+    factors: Tensors,
+    weights: Tensors,
+    biases: Tensors,
     *,
     valid: Tensor | None = None,
     temperature: Tensor | None = None,
@@ -145,9 +139,9 @@ def select_and_decode(
 
 
 def selected_cross_entropy(
-    layers: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
+    layers: Tensors,
+    weights: Tensors,
+    biases: Tensors,
     layer: Tensor,
     labels: Tensor,
     *,
@@ -162,16 +156,11 @@ def selected_cross_entropy(
     not stored and None is returned for them.
     """
     decoders = same_dtype(layers), list(weights), list(biases), layer.long().contiguous()
+    targets = labels.long().contiguous(), index_per_layer(index, layers)
     differentiable = any(tensor.requires_grad for tensor in (*layers, *weights, *biases))
-    wanted = []
+    wanted = []  # whether each layer needs a gradient; empty: no tensor does
     if torch.is_grad_enabled() and differentiable:
         wanted = [h.requires_grad for h in layers]
-    loss, logits, *_ = _ops.selected_cross_entropy(
-        *decoders,
-        labels.long().contiguous(),
-        index_per_layer(index, layers),
-        float(deep_supervision),
-        wanted,
-        keep_logits,
-    )
+    options = float(deep_supervision), wanted, keep_logits
+    loss, logits, *_ = _ops.selected_cross_entropy(*decoders, *targets, *options)
     return loss, logits if keep_logits else None

@@ -1,6 +1,5 @@
 """Class moments of layers, and the whitening factors of their shrunk covariances (Eq. 2, 3)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from .. import ops  # noqa: F401  registers torch.ops.metselect
 from ..checks import check_labels
-from .arguments import Index, index_per_layer, same_dtype
+from .arguments import Index, Tensors, index_per_layer, same_dtype
 
 _SAMPLE_ROWS = 512  # that the default shifts are computed from
 
@@ -37,7 +36,7 @@ class Moments:
     grams: list[Tensor]
 
     @classmethod
-    def zeros(cls, shifts: Sequence[Tensor]) -> "Moments":
+    def zeros(cls, shifts: Tensors) -> "Moments":
         """Return the moments of no nodes about the given shifts."""
         sums = [torch.zeros_like(shift, dtype=torch.float64) for shift in shifts]
         grams = [total.new_zeros(total.shape[1], total.shape[1]) for total in sums]
@@ -55,7 +54,7 @@ class Moments:
             grams.append(self.grams[depth] + gram + cross + cross.T + move.T @ weighted)
         return Moments(self.count + other.count, self.shifts, sums, grams)
 
-    def about(self, shifts: Sequence[Tensor]) -> "Moments":
+    def about(self, shifts: Tensors) -> "Moments":
         """Return the same moments about other shifts."""
         return Moments.zeros(shifts).merge(self)
 
@@ -66,19 +65,15 @@ class Moments:
         return Moments(weight * self.count, self.shifts, sums, grams)
 
     def flat(self) -> Tensor:
-        """Return counts, sums and grams as one float64 vector; vectors of moments with the same
-        shifts can be added."""
-        tensors = [self.count, *self.sums, *self.grams]
-        return torch.cat([tensor.double().flatten() for tensor in tensors])
+        """Return counts, sums and grams as one vector; those about the same shifts can be added."""
+        return torch.cat([part.flatten() for part in (self.count, *self.sums, *self.grams)])
 
     def with_flat(self, vector: Tensor) -> "Moments":
         """Return the moments of a vector made by `flat`, about the shifts of `self`."""
-        tensors = [self.count, *self.sums, *self.grams]
-        pieces = vector.split([tensor.numel() for tensor in tensors])
-        pairs = zip(pieces, tensors, strict=True)
-        count, *rest = (piece.view(tensor.shape).to(tensor.dtype) for piece, tensor in pairs)
-        n_layers = len(self.sums)
-        return Moments(count, self.shifts, rest[:n_layers], rest[n_layers:])
+        parts = [self.count, *self.sums, *self.grams]
+        pieces = vector.split([part.numel() for part in parts])
+        count, *rest = (piece.view_as(part) for piece, part in zip(pieces, parts, strict=True))
+        return Moments.of_parts([count, *self.shifts, *rest])
 
     def parts(self) -> list[Tensor]:
         """Return all tensors as one list, for a checkpoint."""
@@ -91,30 +86,25 @@ class Moments:
         n_layers = len(rest) // 3
         return cls(count, rest[:n_layers], rest[n_layers : 2 * n_layers], rest[2 * n_layers :])
 
-    def add(self, layers: Sequence[Tensor], labels: Tensor, index: Index = None) -> None:
+    def add(self, layers: Tensors, labels: Tensor, index: Index = None) -> None:
         """Add the nodes of a batch in place, about the same shifts."""
         batch = moments(layers, labels, len(self.count), index=index, shifts=self.shifts)
-        self.count += batch.count
-        for depth in range(len(self.sums)):
-            self.sums[depth] += batch.sums[depth]
-            self.grams[depth] += batch.grams[depth]
+        both = self.merge(batch)
+        self.count, self.sums, self.grams = both.count, both.sums, both.grams
 
     def mapped(self, weight: Tensor, bias: Tensor) -> "Moments":
         """Return the moments of W h + b from those of a single layer h."""
-        wide = weight.double()
-        (shift,), (total,), (gram,) = self.shifts, self.sums, self.grams
+        wide, (shift,), (total,), (gram,) = weight.double(), self.shifts, self.sums, self.grams
         shift = (shift.double() @ wide.T + bias.double()).to(weight.dtype)
-        total, gram = total @ wide.T, wide @ gram @ wide.T
-        return Moments(self.count, [shift], [total], [gram])
+        return Moments(self.count, [shift], [total @ wide.T], [wide @ gram @ wide.T])
 
     def with_layer(self, depth: int, other: "Moments") -> "Moments":
         """Return these moments with layers of `other`, of the same nodes, inserted at `depth`."""
-
-        def insert(own: list[Tensor], inserted: list[Tensor]) -> list[Tensor]:
-            return [*own[:depth], *inserted, *own[depth:]]
-
-        shifts, sums = insert(self.shifts, other.shifts), insert(self.sums, other.sums)
-        return Moments(self.count, shifts, sums, insert(self.grams, other.grams))
+        joined = Moments(self.count, self.shifts.copy(), self.sums.copy(), self.grams.copy())
+        joined.shifts[depth:depth] = other.shifts
+        joined.sums[depth:depth] = other.sums
+        joined.grams[depth:depth] = other.grams
+        return joined
 
     def means(self) -> list[Tensor]:
         """Return mu[c] (Eq. 2) per layer, float64 [C, D]; a class without nodes has the mean of
@@ -129,12 +119,9 @@ class Moments:
     def covariances(self) -> list[Tensor]:
         """Return K (Eq. 3) per layer, the pooled within-class covariance with denominator |T| - 1,
         float64 [D, D]."""
-        degrees_of_freedom = (self.count.sum() - 1).clamp(min=1)
-        divisor = self._divisor()
-        covariances = []
-        for gram, total in zip(self.grams, self.sums, strict=True):
-            covariances.append((gram - total.T @ (total / divisor)) / degrees_of_freedom)
-        return covariances
+        divisor, freedom = self._divisor(), (self.count.sum() - 1).clamp(min=1)
+        pairs = zip(self.grams, self.sums, strict=True)
+        return [(gram - total.T @ (total / divisor)) / freedom for gram, total in pairs]
 
     def _divisor(self) -> Tensor:
         """Return the counts [C, 1], which a moving average makes fractional; 1 instead of 0."""
@@ -142,22 +129,17 @@ class Moments:
 
 
 def moments(
-    layers: Sequence[Tensor],
+    layers: Tensors,
     labels: Tensor,
     n_classes: int,
     *,
     index: Index = None,
-    shifts: Sequence[Tensor] | None = None,
+    shifts: Tensors | None = None,
 ) -> Moments:
     """Return the class moments of every layer over the picked nodes.
 
-    Parameters
-    ----------
-    layers : L tensors [N, D_l]
-    labels : int64 [n], the classes of the picked nodes (all N without `index`)
-    index : the picked nodes
-    shifts : L tensors [C, D_l] near the class means, against cancellation;
-        by default the class means of a sample of the nodes
+    `labels` [n] are the classes of the picked nodes. `shifts`, L tensors [C, D_l] near the class
+    means, avoid cancellation; by default they are the class means of a sample of the nodes.
     """
     index = index_per_layer(index, layers)
     n_rows = len(layers[0] if index[0] is None else index[0])
@@ -172,11 +154,16 @@ def moments(
 
 
 def sampled_means(
-    layers: Sequence[Tensor], labels: Tensor, n_classes: int, index: list[Tensor | None]
+    layers: Tensors, labels: Tensor, n_classes: int, index: list[Tensor | None]
 ) -> list[Tensor]:
     """Return class means [C, D] of a sample of each layer's picked rows, at least float32; 0 for a
-    class without nodes."""
-    sample = _sample(labels, n_classes)
+    class without nodes. The sample are evenly spaced rows and the first row of every class: a
+    single row is as near to its class mean as the other rows are."""
+    n = len(labels)
+    sample, step = torch.arange(n, device=labels.device), n // _SAMPLE_ROWS
+    if step > 1:
+        first = labels.new_full((n_classes,), n).scatter_reduce(0, labels, sample, "amin")
+        sample = torch.cat([sample[::step], first[first < n]])
     member = F.one_hot(labels[sample], n_classes).double()  # [s, C]
     share = (member / member.sum(0).clamp(min=1)).T
     means = []
@@ -186,20 +173,7 @@ def sampled_means(
     return means
 
 
-def _sample(labels: Tensor, n_classes: int) -> Tensor:
-    """Return evenly spaced row numbers and the first row of every class: a single row is as near
-    to its class mean as the other rows are."""
-    n = len(labels)
-    rows, step = torch.arange(n, device=labels.device), n // _SAMPLE_ROWS
-    if step <= 1:
-        return rows
-    first = labels.new_full((n_classes,), n).scatter_reduce(0, labels, rows, "amin")
-    return torch.cat([rows[::step], first[first < n]])
-
-
-def fourth_moments(
-    layers: Sequence[Tensor], labels: Tensor, means: Sequence[Tensor], index: Index = None
-) -> Tensor:
+def fourth_moments(layers: Tensors, labels: Tensor, means: Tensors, index: Index = None) -> Tensor:
     """Return sum_i ||h_i - mu_{y_i}||^4 per layer, float64 [L], for Ledoit-Wolf shrinkage."""
     fourth = []
     for h, mean, picked in zip(layers, means, index_per_layer(index, layers), strict=True):
@@ -209,10 +183,7 @@ def fourth_moments(
 
 
 def whitening(
-    moments: Moments,
-    shrinkage: str | float = "oas",
-    *,
-    fourth: Tensor | None = None,
+    moments: Moments, shrinkage: str | float = "oas", *, fourth: Tensor | None = None
 ) -> list[Tensor]:
     r"""Return R [D, D] per layer, lower triangular, with R^T R the inverse of the shrunk covariance
 
@@ -224,12 +195,13 @@ def whitening(
 
     Parameters
     ----------
-    shrinkage : ``"oas"`` (Oracle Approximating Shrinkage), ``"ledoit_wolf"`` or a number rho
-        in [0, 1]
-    fourth : sum over nodes of ||h - mu||^4 per layer [L]; ``"ledoit_wolf"`` needs it
-        (:func:`fourth_moments`)
+    shrinkage : ``"oas"`` (Oracle Approximating Shrinkage), ``"ledoit_wolf"`` or rho in [0, 1]
+    fourth : the result of :func:`fourth_moments`, which ``"ledoit_wolf"`` needs
     """
     check_shrinkage(shrinkage)
+    if shrinkage == "ledoit_wolf" and fourth is None:
+        raise ValueError("shrinkage='ledoit_wolf' needs fourth=fourth_moments(...)")
+    n = moments.count.sum()
     eps = torch.finfo(moments.shifts[0].dtype).eps
     means, covariances = moments.means(), moments.covariances()
     rho = list(covariances)
@@ -237,8 +209,12 @@ def whitening(
         depths = [depth for depth, mean in enumerate(means) if mean.shape[1] == width]
         covariance = torch.stack([covariances[depth] for depth in depths])
         covariance = _spread(torch.stack([means[depth] for depth in depths]), covariance, eps)
-        group_fourth = None if fourth is None else fourth[depths]
-        group_rho = _shrinkage(shrinkage, covariance, moments.count.sum(), group_fourth)
+        if shrinkage == "oas":
+            group_rho = oas_shrinkage(covariance, n)
+        elif shrinkage == "ledoit_wolf":
+            group_rho = _ledoit_wolf_shrinkage(covariance, n, fourth[depths])
+        else:
+            group_rho = n.new_full((len(depths),), shrinkage)
         for position, depth in enumerate(depths):
             covariances[depth], rho[depth] = covariance[position], group_rho[position]
     return torch.ops.metselect.whitening(covariances, torch.stack(rho), eps)
@@ -263,17 +239,6 @@ def check_shrinkage(kind: str | float) -> None:
             raise ValueError(f"shrinkage is {kind}; a number must be between 0 and 1")
     elif kind not in ("oas", "ledoit_wolf"):
         raise ValueError(f"shrinkage is {kind!r}; use 'oas', 'ledoit_wolf' or a number")
-
-
-def _shrinkage(kind: str | float, covariance: Tensor, n: Tensor, fourth: Tensor | None) -> Tensor:
-    """Return rho [G] of covariances [G, D, D] of n nodes."""
-    if kind == "oas":
-        return oas_shrinkage(covariance, n)
-    if kind != "ledoit_wolf":
-        return n.new_full((len(covariance),), kind)
-    if fourth is None:
-        raise ValueError("shrinkage='ledoit_wolf' needs fourth=fourth_moments(...)")
-    return _ledoit_wolf_shrinkage(covariance, n, fourth)
 
 
 def oas_shrinkage(covariance: Tensor, n: Tensor) -> Tensor:

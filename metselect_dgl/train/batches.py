@@ -4,20 +4,17 @@ Every process draws the same order of the training nodes and cuts it into the sa
 which is shared out: all processes take the same number of steps.
 """
 
-import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import dgl
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from ..config import Config
 from ..data import NodeDataset, Split
-from ..nn import DegreeSampler, LayerSelect, Selection, layer_source, sampling_graph
+from ..nn import DegreeSampler, LayerSelect, Selection, sampling_graph
 from ..nn.source import BATCH
 from .distributed import ProcessGroup
 
@@ -38,14 +35,17 @@ class WholeGraph:
     """One batch per epoch: all training nodes of the graph."""
 
     batch_size: int | None = None  # of prediction and calibration
+    uneven = False  # whether some processes have fewer batches and wait for the others
 
-    def __init__(self, data: NodeDataset, split: int) -> None:
-        self.data = data
-        labelled = (part[data.labels[part] >= 0] for part in data.split(split))
-        self.split = Split(*labelled)
-        for name in ("train", "val"):
-            if len(self.split._asdict()[name]) == 0:
-                raise ValueError(f"split {split} of {data.name} has no labelled node for {name}")
+    def __init__(
+        self, config: Config, data: NodeDataset, backbone: torch.nn.Module, group: ProcessGroup
+    ) -> None:
+        self.config, self.data, self.group = config, data, group
+        self.split = Split(*(part[data.labels[part] >= 0] for part in data.split(config.split)))
+        for name, part in self.split._asdict().items():
+            if name != "test" and len(part) == 0:
+                where = f"split {config.split} of {data.name}"
+                raise ValueError(f"{where} has no labelled node for {name}")
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; epoch -1 is a pass before the first."""
@@ -66,17 +66,6 @@ class WholeGraph:
         progress = large and self.batch_size is not None
         return model.predict(data.graph, data.feat, batch_size=self.batch_size, progress=progress)
 
-    def joined(self, wrapped: torch.nn.Module) -> AbstractContextManager:
-        """Return the context of an epoch: here all processes take the same number of steps."""
-        return nullcontext()
-
-    @torch.no_grad()
-    def layers(self, model: LayerSelect, index: Tensor) -> list[Tensor]:
-        """Return the rows `index` of every layer."""
-        model.eval()
-        source = layer_source(model.backbone, self.data.graph, self.data.feat, self.batch_size)
-        return source.stack(index).rows()
-
 
 class MiniBatches(WholeGraph):
     """Batches of training nodes with sampled neighbours."""
@@ -84,12 +73,11 @@ class MiniBatches(WholeGraph):
     batch_size = BATCH
 
     def __init__(
-        self, data: NodeDataset, config: Config, backbone: torch.nn.Module, group: ProcessGroup
+        self, config: Config, data: NodeDataset, backbone: torch.nn.Module, group: ProcessGroup
     ) -> None:
-        super().__init__(data, config.split)
+        super().__init__(config, data, backbone, group)
         if len(self.split.train) < group.size:
             raise ValueError(f"{group.size} processes for {len(self.split.train)} training nodes")
-        self.config, self.group = config, group
         self.graph = sampling_graph(backbone, data.graph)
         self.sampler = DegreeSampler(config.num_layers * [config.fanout], self.graph)
 
@@ -101,36 +89,13 @@ class MiniBatches(WholeGraph):
         train, data = self.split.train, self.data
         order = train[torch.randperm(len(train), generator=generator).to(train.device)]
         parts, weights = share_out(order.to(self.graph.idtype), self.config.batch_size, self.group)
-        plan = _Plan(parts, train.device)
-        loader = dgl.dataloading.DataLoader(self.graph, plan, self.sampler, device=data.feat.device)
-        with warnings.catch_warnings():  # DGL's advice about the affinity of worker processes
-            warnings.filterwarnings("ignore", "Dataloader CPU affinity")
-            batches = iter(loader)
-        for weight, (sources, seeds, blocks) in zip(weights, batches, strict=True):
+        for part, weight in zip(parts, weights, strict=True):
+            sources, seeds, blocks = self.sampler.sample(self.graph, part)
             yield Batch(weight, blocks, data.feat[sources], data.labels[seeds])
 
     def validate(self, model: LayerSelect) -> tuple[Selection, Tensor] | None:
         """Do so in the first process alone, on the whole graph; None in others."""
         return super().validate(model) if self.group.rank == 0 else None
-
-
-def batches_for(
-    config: Config, data: NodeDataset, backbone: torch.nn.Module, group: ProcessGroup
-) -> WholeGraph:
-    """Return what an epoch consists of: the whole graph or, with a batch size, mini-batches."""
-    if config.batch_size is None:
-        return WholeGraph(data, config.split)
-    return MiniBatches(data, config, backbone, group)
-
-
-class _Plan(IterableDataset):
-    """Batches that were made beforehand, as DGL's DataLoader takes them."""
-
-    def __init__(self, parts: list[Tensor], device: torch.device) -> None:
-        self.parts, self.device = parts, device
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.parts)
 
 
 def share_out(
@@ -143,9 +108,8 @@ def share_out(
         batches[-2:] = [torch.cat(batches[-2:])]
     parts, weights = [], []
     for batch in batches:
-        part = batch.tensor_split(group.size)[group.rank]
-        parts.append(part)
-        weights.append(group.size * len(part) / len(batch))
+        parts.append(batch.tensor_split(group.size)[group.rank])
+        weights.append(group.size * len(parts[-1]) / len(batch))
     return parts, weights
 
 

@@ -13,21 +13,18 @@ class CheckpointError(ValueError):
 
 
 def save(state: dict, path: Path) -> None:
-    """Tensors, numbers, strings and containers of them."""
+    """Write tensors, numbers, strings and containers of them."""
     write_atomic(path, lambda file: torch.save(state, file))
 
 
 def load(path: Path, keys: set[str]) -> dict:
-    """What `save` wrote, on the CPU; it must hold exactly `keys`."""
+    """Read what `save` wrote, to the CPU; it must hold exactly `keys`."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}; train first") from None
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint ({reason}); delete it and train again"
-        ) from error
+        raise _damaged(path, "damaged or not a checkpoint", error) from error
     if not isinstance(state, dict) or set(state) != keys:
         raise CheckpointError(f"{path} is not a checkpoint of this program")
     return state
@@ -35,18 +32,22 @@ def load(path: Path, keys: set[str]) -> dict:
 
 @contextmanager
 def reading(path: Path):
-    """Whatever goes wrong with the parts of a checkpoint is a CheckpointError."""
+    """Turn whatever goes wrong with the parts of a checkpoint into a CheckpointError."""
     try:
         yield
     except CheckpointError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} is damaged ({reason}); delete it and train again") from error
+        raise _damaged(path, "damaged", error) from error
+
+
+def _damaged(path: Path, how: str, error: Exception) -> CheckpointError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return CheckpointError(f"{path} is {how} ({reason}); delete it and train again")
 
 
 def load_weights(model: torch.nn.Module, state: dict, path: Path) -> None:
-    """Put the tensors into the model, or say that they are another model's and change nothing."""
+    """Load the tensors into the model; if they are another model's, raise and change nothing."""
     before = {name: value.clone() for name, value in model.state_dict().items()}
     try:
         model.load_state_dict(state)

@@ -6,9 +6,7 @@ Node numbers of a partitioned graph are DGL's own; `node_id` has those of the da
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
 import dgl
@@ -33,22 +31,17 @@ NAME, ABOUT = "graph", "metselect.json"
 
 def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed: int = 0) -> Path:
     """Cut a dataset into `parts` by METIS and write it with one of its splits, as DistDGL reads it;
-    returns the file that describes the partitions. `seed`: of a synthetic dataset."""
+    return the file that describes the partitions. `seed`: of a synthetic dataset."""
     if parts < 1:
         raise ValueError(f"parts is {parts}; there is at least one")
     data = prepare(Config(dataset=data.name), data)  # features as training on one machine sees them
     graph = data.graph.local_var()
-    masks = {f"{part}_mask": torch.zeros(len(data.labels)).bool() for part in Split._fields}
-    for mask, index in zip(masks.values(), data.split(split), strict=True):
-        mask[index[data.labels[index] >= 0]] = True
-    graph.ndata.update(
-        feat=data.feat,
-        label=data.labels,
-        node_id=graph.nodes().long(),
-        in_degree=graph.in_degrees().float(),
-        out_degree=graph.out_degrees().float(),
-        **masks,
-    )
+    graph.ndata.update(feat=data.feat, label=data.labels, node_id=graph.nodes().long())
+    graph.ndata["in_degree"] = graph.in_degrees().float()
+    graph.ndata["out_degree"] = graph.out_degrees().float()
+    for part, index in data.split(split)._asdict().items():
+        mask = torch.zeros(len(data.labels), dtype=torch.bool).index_fill(0, index, True)
+        graph.ndata[f"{part}_mask"] = mask & (data.labels >= 0)
     source, target = graph.edges()
     about = {
         "dataset": data.name,
@@ -64,45 +57,26 @@ def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed:
     return out / f"{NAME}.json"
 
 
-@dataclass
 class Partitioned:
-    """The partitioned dataset as a trainer sees it: in place of a `NodeDataset`."""
+    """The partitioned dataset as a trainer sees it: in place of a `NodeDataset`.
 
-    graph: dgl.distributed.DistGraph
-    about: dict
+    `nodes` are the nodes of this trainer, in order.
+    """
 
-    @property
-    def name(self) -> str:
-        return self.about["dataset"]
+    def __init__(self, graph: dgl.distributed.DistGraph, about: dict) -> None:
+        self.graph, self.about = graph, about
+        self.name, self.n_classes = about["dataset"], about["n_classes"]
+        self.feat, self.labels = graph.ndata["feat"], graph.ndata["label"]
+        self.nodes = self.share(torch.ones(graph.num_nodes(), dtype=torch.bool))
 
-    @property
-    def n_classes(self) -> int:
-        return self.about["n_classes"]
-
-    @property
-    def feat(self):
-        return self.graph.ndata["feat"]
-
-    @property
-    def labels(self):
-        return self.graph.ndata["label"]
-
-    @cached_property
-    def nodes(self) -> Tensor:
-        """The nodes of this trainer, in order."""
-        return self._share(torch.ones(self.graph.num_nodes(), dtype=torch.bool))
-
-    def split(self, _: int) -> Split:
-        """Return the share of this trainer in every set; `partition` chose the split."""
-        return Split(*(self._share(self.graph.ndata[f"{part}_mask"]) for part in Split._fields))
+    def share(self, mask) -> Tensor:
+        """Return this trainer's nodes if those of a mask are shared out evenly, in order."""
+        book = self.graph.get_partition_book()
+        return dgl.distributed.node_split(mask, book, force_even=True).sort().values
 
     def own(self, part: str) -> Tensor:
         """Return the nodes of a set that are among this trainer's `nodes`."""
         return self.nodes[self.graph.ndata[f"{part}_mask"][self.nodes].bool()]
-
-    def _share(self, mask) -> Tensor:
-        book = self.graph.get_partition_book()
-        return dgl.distributed.node_split(mask, book, force_even=True).sort().values
 
     def fingerprint(self) -> str:
         return self.about["fingerprint"]
@@ -111,19 +85,19 @@ class Partitioned:
 def connect(folder: Path, ip_config: str | None) -> Partitioned:
     """Return the partitioned graph of the servers in `ip_config` or, without it, of this process
     alone. Where the environment makes this process a server, it is one until the end."""
-    folder = Path(folder)
-    if not (folder / ABOUT).exists():
+    about, part_config = Path(folder) / ABOUT, Path(folder) / f"{NAME}.json"
+    if not about.exists():
         raise ValueError(f"{folder} holds no partitions; make them with `metselect partition`")
-    about = json.loads((folder / ABOUT).read_text())
-    parts = json.loads((folder / f"{NAME}.json").read_text())["num_parts"]
-    if ip_config is None and parts > 1:
-        raise ValueError(f"{folder} has {parts} partitions; one process alone can use only 1")
+    parts = json.loads(part_config.read_text())["num_parts"]
     if ip_config is not None:
         check_clients(os.environ, parts)
         os.environ.setdefault("DGL_DIST_MODE", "distributed")
+    elif parts > 1:
+        raise ValueError(f"{folder} has {parts} partitions; one process alone can use only 1")
     dgl.distributed.initialize(ip_config or "")  # before init_process_group
-    config = {"part_config": str(folder / f"{NAME}.json")} if ip_config is None else {}
-    return Partitioned(dgl.distributed.DistGraph(NAME, **config), about)
+    part_config = str(part_config) if ip_config is None else None
+    graph = dgl.distributed.DistGraph(NAME, part_config=part_config)
+    return Partitioned(graph, json.loads(about.read_text()))
 
 
 def check_clients(environment, parts: int) -> None:
@@ -151,8 +125,7 @@ class PartitionSource(BatchedSource):
 
     def __init__(self, backbone: torch.nn.Module, data: Partitioned, batch_size: int) -> None:
         backbone.check_exact_on_blocks()
-        loops = backbone.self_loop
-        super().__init__(backbone, data.graph, data.feat, batch_size, loops=loops)
+        super().__init__(backbone, data.graph, data.feat, batch_size, loops=backbone.self_loop)
         self.own = data.nodes
 
     @property
@@ -170,25 +143,19 @@ class PartitionSource(BatchedSource):
     def store(self, depth: int, width: int):
         """Return one of two tensors of the servers, which layers use in turn."""
         shape, name = (self.graph.num_nodes(), width), f"layer-{depth % 2}-{width}"
-        return dgl.distributed.DistTensor(shape, torch.float32, name, init_func=_zeros)
+        return dgl.distributed.DistTensor(shape, torch.float32, name)
 
     def layer_done(self) -> None:
         self.graph.barrier()
 
 
-def _zeros(shape, dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype)
-
-
 class PartitionBatches:
     """Mini-batches of a partitioned graph: every trainer has its own training nodes."""
 
+    uneven = True
+
     def __init__(
-        self,
-        config: Config,
-        data: Partitioned,
-        backbone: torch.nn.Module,
-        group: ProcessGroup,
+        self, config: Config, data: Partitioned, backbone: torch.nn.Module, group: ProcessGroup
     ) -> None:
         if config.self_loop and data.about["self_loops"]:
             raise ValueError(
@@ -196,10 +163,9 @@ class PartitionBatches:
                 "the graph without them"
             )
         self.config, self.data, self.group = config, data, group
-        self.split = data.split(config.split)
         self.loader = dgl.dataloading.DistNodeDataLoader(
             data.graph,
-            self.split.train,
+            data.share(data.graph.ndata["train_mask"]),
             DegreeSampler(config.num_layers * [config.fanout], data.graph),
             batch_size=-(-config.batch_size // group.size),
             shuffle=True,
@@ -210,10 +176,6 @@ class PartitionBatches:
         seed_all(self.config.seed, epoch, self.group.rank)
         for sources, seeds, blocks in self.loader:
             yield Batch(1.0, blocks, self.data.feat[sources], self.data.labels[seeds])
-
-    def joined(self, wrapped: torch.nn.Module) -> AbstractContextManager:
-        """Return the context of an epoch: trainers that have fewer batches wait for the others."""
-        return nullcontext() if self.group.size == 1 else wrapped.join()
 
     @torch.no_grad()
     def validate(self, model: LayerSelect) -> tuple[Selection, Tensor] | None:
@@ -234,31 +196,24 @@ class PartitionBatches:
             *layers, labels = (torch.cat(parts) for parts in zip(*gathered, strict=True))
             return model.head.compare(LayerStack.of(layers), labels), labels
 
-    def predict(self, model: LayerSelect) -> tuple[Selection, PartitionSource]:
-        """Return the selection for the nodes of this trainer, and their source."""
-        with evaluating(model):
-            source = PartitionSource(model.backbone, self.data, self.config.batch_size)
-            return model.head.predict(source), source
-
 
 @torch.no_grad()
 def partition_result(loop: TrainingLoop) -> dict:
     """Return the accuracies of the best epoch's model; the first trainer writes them."""
-    group, batches, data = loop.group, loop.batches, loop.data
-    loop.model.load_state_dict(group.broadcast(loop.state.best_model))
-    validation = batches.validate(loop.model)
-    group.broadcast_buffers(loop.model)
-    selection, source = batches.predict(loop.model)
-    answers = selection.logits.argmax(1)
-    counts = torch.zeros(2, 2, dtype=torch.float64)
-    for row, name in zip(counts, ("train", "test"), strict=True):
-        nodes = data.own(name)
-        right = answers[source.position(nodes)] == data.labels[nodes]
-        row += torch.tensor([right.sum(), len(right)])
-    group.sum(counts)
+    model, group, data = loop.model, loop.group, loop.data
+    model.load_state_dict(group.broadcast(loop.state.best_model))
+    validation = loop.batches.validate(model)
+    group.broadcast_buffers(model)
+    source = PartitionSource(model.backbone, data, loop.config.batch_size)
+    with evaluating(model):
+        answers = model.head.predict(source).logits.argmax(1)
     metrics = {"epochs": loop.state.epoch, "best_epoch": loop.state.best_epoch}
-    for name, (right, total) in zip(("train", "test"), counts.tolist(), strict=True):
-        metrics[name] = {"accuracy": right / total}
+    for part in ("train", "test"):
+        nodes = data.own(part)
+        right = answers[source.position(nodes)] == data.labels[nodes]
+        count = torch.tensor([right.sum(), len(right)], dtype=torch.float64)
+        group.sum(count)
+        metrics[part] = {"accuracy": (count[0] / count[1]).item()}
     if validation is not None:
         selection, labels = validation
         metrics["val"] = {"accuracy": accuracy(selection.logits.argmax(1), labels)}
@@ -269,13 +224,7 @@ def partition_result(loop: TrainingLoop) -> dict:
 
 
 def train_partitions(
-    config: Config,
-    folder: Path,
-    ip_config: str | None,
-    out: Path,
-    *,
-    progress: bool = True,
-    keep_memory: bool = False,
+    config: Config, folder: Path, ip_config: str | None, out: Path, *, keep_memory: bool = False
 ) -> None:
     """Train on the partitions in `folder`, print the figures and leave them in `out`.
 
@@ -293,7 +242,7 @@ def train_partitions(
     given = {name: data.about[name] for name in ("dataset", "split", "seed")}
     with process_group(config.device) as group:
         loop = TrainingLoop(replace(config, **given), data, out, group, PartitionBatches)
-        run_loop(loop, progress=progress and group.rank == 0)
+        run_loop(loop, progress=group.rank == 0)
         metrics = partition_result(loop)
         if group.rank == 0:
             shown = {part: f"{100 * metrics[part]['accuracy']:.1f}" for part in Split._fields}

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_SIGNAL_SECONDS = 5  # after which torchrun has told this process if another one exited
+_SIGNAL_SECONDS = 5  # within which torchrun's signal arrives after another process exited
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,11 @@ class ProcessGroup:
         if self.size > 1:
             dist.all_reduce(vector)
 
-    @property
-    def merge(self) -> Callable[[Tensor], None] | None:
-        """The function `sum`; None if there is nobody to add to."""
-        return self.sum if self.size > 1 else None
-
     def broadcast(self, value: Any) -> Any:
         """Return the value of the first process."""
-        if self.size == 1:
-            return value
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        if self.size > 1:
+            dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def gather(self, value: Any) -> list:
@@ -72,11 +66,6 @@ class WorkerExited(RuntimeError):
     """Another process of the group exited, and torchrun ends this one."""
 
 
-def world_size() -> int:
-    """Return the number of processes that torchrun started; 1 if it did not."""
-    return int(os.environ.get("WORLD_SIZE", 1))
-
-
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     """Connect the processes that torchrun started, or return a group of one if it did not.
@@ -84,7 +73,7 @@ def process_group(device: str = "cpu") -> Iterator[ProcessGroup]:
     When a worker exits, torchrun sends SIGTERM to the others: that signal, not the text of an
     error, is what makes this one stop with `WorkerExited`.
     """
-    size = world_size()
+    size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         yield SINGLE
         return

@@ -14,31 +14,26 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
     return (predicted == labels).double().mean().item()
 
 
-def f1_scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return macro and weighted F1 over the classes that occur, as scikit-learn counts them."""
+def scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy, and macro and weighted F1 over the classes that occur, as scikit-learn
+    counts them."""
     classes = torch.unique(torch.cat([predicted, labels]))
     answered, true = predicted == classes[:, None], labels == classes[:, None]  # [C, n]
     both = (answered & true).sum(1).double()
     f1 = 2 * both / (answered.sum(1) + true.sum(1))
     weight = true.sum(1).double() / max(len(labels), 1)
-    return {"macro_f1": f1.mean().item(), "weighted_f1": (f1 * weight).sum().item()}
-
-
-def scores(predicted: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return accuracy and F1."""
-    return {"accuracy": accuracy(predicted, labels), **f1_scores(predicted, labels)}
+    return {
+        "accuracy": accuracy(predicted, labels),
+        "macro_f1": f1.mean().item(),
+        "weighted_f1": (f1 * weight).sum().item(),
+    }
 
 
 @torch.no_grad()
 def layer_report(
-    model: LayerSelect,
-    selection: Selection,
-    data: NodeDataset,
-    index: Tensor,
-    layers: list[Tensor],
+    model: LayerSelect, selection: Selection, data: NodeDataset, index: Tensor, layers: list[Tensor]
 ) -> dict:
-    """Return what selecting per node is worth on the nodes `index`, whose rows of every layer are
-    `layers`.
+    """Return what selecting per node is worth on the nodes `index`, with the rows `layers`.
 
     `fixed`: accuracy of each layer's decoder for all nodes. `oracle`: a node counts if any layer
     is right. `lucky_oracle`: the same when all but the best layer answer for another node, the
@@ -49,27 +44,26 @@ def layer_report(
     n_layers = model.head.n_choices
     report = {"layer_share": _shares(selection.layer[index], n_layers)}
     if data.node_type is not None:
-        types = data.node_type[index]
-        report["layer_share_by_type"] = [
-            _shares(selection.layer[index[types == kind]], n_layers)
-            for kind in range(data.node_type.max() + 1)
-        ]
+        report["layer_share_by_type"] = []
+        for kind in range(data.node_type.max() + 1):
+            nodes = index[data.node_type[index] == kind]
+            report["layer_share_by_type"].append(_shares(selection.layer[nodes], n_layers))
     logits = model.head.layer_logits(layers)
     if logits is None:
         return report
     labels = data.labels[index]
     answers = logits.argmax(-1)  # [L, n]
     right = answers == labels
-    fixed = right.double().mean(1)
-    best = fixed.argmax().item()
+    fixed = right.double().mean(1).tolist()
+    best = fixed.index(max(fixed))
     oracle = right.any(0).double().mean().item()
-    chosen = accuracy(selection.logits[index].argmax(1), labels)
-    gap = oracle - fixed[best].item()
+    gained = accuracy(selection.logits[index].argmax(1), labels) - fixed[best]
+    gap = oracle - fixed[best]
     return report | {
-        "fixed": fixed.tolist(),
+        "fixed": fixed,
         "oracle": oracle,
         "lucky_oracle": _lucky_oracle(answers, labels, best),
-        "realised": (chosen - fixed[best].item()) / gap if gap > 0 else None,
+        "realised": gained / gap if gap > 0 else None,
     }
 
 

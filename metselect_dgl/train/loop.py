@@ -6,6 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..data import NodeDataset
 from ..functional import Moments
 from ..nn import LayerSelect, Selection, layer_source
 from . import checkpoint
-from .batches import WholeGraph, batches_for
+from .batches import MiniBatches, WholeGraph
 from .distributed import SINGLE, ProcessGroup
 from .evaluate import accuracy, layer_report, scores
 
@@ -41,10 +42,6 @@ class Progress:
     seconds: float = 0.0
     diverged: bool = False
     gathered: list = field(default_factory=list)  # moments of mini-batches, not used yet
-
-    def better(self, val_accuracy: float, val_loss: float) -> bool:
-        """Whether the validation accuracy is higher, or equal at a lower loss."""
-        return (val_accuracy, -val_loss) > (self.best_accuracy, -self.best_loss)
 
 
 @dataclass
@@ -67,9 +64,8 @@ def prepare(config: Config, data: NodeDataset) -> NodeDataset:
         raise ValueError(f"device is {config.device!r}, but torch sees no GPU; use --device cpu")
     normalize = config.row_normalize
     if normalize is None:
-        normalize = bool((data.feat >= 0).all())
-    data = data.row_normalized() if normalize else data
-    return data.to(config.device)
+        normalize = (data.feat >= 0).all()
+    return (data.row_normalized() if normalize else data).to(config.device)
 
 
 class TrainingLoop:
@@ -81,7 +77,8 @@ class TrainingLoop:
     data : the dataset, as `prepare` returns it
     out : folder for checkpoints and results; None: nothing is written
     group : the processes that train together
-    make_batches : returns what an epoch consists of; see :func:`batches_for`
+    make_batches : the class of the batches; by default the whole graph or, with a batch size,
+        mini-batches
     """
 
     def __init__(
@@ -90,7 +87,7 @@ class TrainingLoop:
         data: NodeDataset,
         out: Path | None,
         group: ProcessGroup = SINGLE,
-        make_batches: Callable[..., WholeGraph] = batches_for,
+        make_batches: Callable[..., WholeGraph] | None = None,
     ) -> None:
         if config.batch_size is None and group.size > 1:
             raise ValueError(f"{group.size} processes train in mini-batches; give a --batch-size")
@@ -102,6 +99,8 @@ class TrainingLoop:
                 f"selector {config.selector!r} compares whole layers and has no mini-batches; use "
                 "final or one of metselect, or leave out the batch size"
             )
+        if make_batches is None:
+            make_batches = WholeGraph if config.batch_size is None else MiniBatches
         self.batches = make_batches(config, data, self.model.backbone, group)
         # FinalSelect leaves layer 0 without a gradient; MetSelect's decoders all get one
         self.wrapped = group.wrap(self.model, unused=self.model.head.prototypes is None)
@@ -142,15 +141,9 @@ class TrainingLoop:
         """Take one optimiser step per batch of an epoch; return the mean loss over nodes."""
         self._first_moments()
         self.model.train()
-        total = self._learn()
-        self.group.sum(total)
-        self.model.renew_moments(self.group.merge)
-        return (total[0] / total[1]).item()
-
-    def _learn(self) -> Tensor:
-        """Return the sum of the losses of all nodes, and their number, in this process."""
-        total = torch.zeros(2, dtype=torch.float64)
-        with self.batches.joined(self.wrapped):
+        total = torch.zeros(2, dtype=torch.float64)  # sum of the losses of all nodes, their number
+        uneven = self.batches.uneven and self.group.size > 1
+        with self.wrapped.join() if uneven else nullcontext():
             for batch in self.batches.epoch(self.state.epoch):
                 loss = self.wrapped(batch.graph, batch.feat, batch.labels, batch.index, False).loss
                 self.optimizer.zero_grad()
@@ -158,7 +151,10 @@ class TrainingLoop:
                 self.optimizer.step()
                 n_nodes = len(batch.labels if batch.index is None else batch.index)
                 total += torch.tensor([loss.item() * n_nodes, n_nodes], dtype=torch.float64)
-        return total.to(self.config.device)
+        total = total.to(self.config.device)
+        self.group.sum(total)
+        self.model.renew_moments(self.group.sum)
+        return (total[0] / total[1]).item()
 
     @torch.no_grad()
     def _first_moments(self) -> None:
@@ -170,7 +166,7 @@ class TrainingLoop:
             source, index = layer_source(self.model.backbone, batch.graph, batch.feat), batch.index
             labels = batch.labels if index is None else batch.labels[index]
             self.model.head.gather(source.stack(index).stored(), labels)
-        self.model.renew_moments(self.group.merge)
+        self.model.renew_moments(self.group.sum)
 
     def evaluate(self) -> dict:
         """Return accuracy and loss on the validation nodes, and keep the model if they are the
@@ -179,25 +175,21 @@ class TrainingLoop:
         before = None if prototypes is None else copy.deepcopy(prototypes.state_dict())
         result = self.batches.validate(self.model)
         if self.group.rank == 0:
-            record = self._keep_best(*result)
+            selection, labels = result
+            val_accuracy = accuracy(selection.logits.argmax(1), labels)
+            val_loss = finite_loss(selection.logits, labels)
+            record = {"val_accuracy": val_accuracy, "val_loss": val_loss}
+            if (val_accuracy, -val_loss) > (state.best_accuracy, -state.best_loss):
+                state.best_accuracy, state.best_loss = val_accuracy, val_loss
+                state.best_epoch = state.epoch
+                state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
         if before is not None:
             prototypes.load_state_dict(before)
         self.group.broadcast_buffers(self.model)
-        best = self.group.broadcast(
-            (record, state.best_accuracy, state.best_loss, state.best_epoch)
-        )
+        best = record, state.best_accuracy, state.best_loss, state.best_epoch
+        best = self.group.broadcast(best)
         record, state.best_accuracy, state.best_loss, state.best_epoch = best
         return record
-
-    def _keep_best(self, selection: Selection, labels: Tensor) -> dict:
-        state = self.state
-        val_accuracy = accuracy(selection.logits.argmax(1), labels)
-        val_loss = finite_loss(selection.logits, labels)
-        if state.better(val_accuracy, val_loss):
-            state.best_accuracy, state.best_loss = val_accuracy, val_loss
-            state.best_epoch = state.epoch
-            state.best_model = {k: v.clone() for k, v in self.model.state_dict().items()}
-        return {"val_accuracy": val_accuracy, "val_loss": val_loss}
 
     def save(self) -> None:
         """Write the checkpoint of this epoch, if there is a folder; only the first process does."""
@@ -212,53 +204,48 @@ class TrainingLoop:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "progress": dataclasses.asdict(self.state),
-            "random": _random_states(),
+            "random": [torch.get_rng_state(), *torch.cuda.get_rng_state_all()],
         }
         checkpoint.save(state, self.out / CHECKPOINT)
 
     def resume(self) -> None:
-        """Resume from the checkpoint in `out`, if there is one and it has the same settings; the
+        """Resume from the checkpoint in `out`, if there is one; it must have the same settings. The
         first process reads it for all, whose disks may be others."""
         saved, path = None, self.out and self.out / CHECKPOINT
         if self.group.rank == 0 and path is not None and path.exists():
             saved = load_checkpoint(path)
         saved = self.group.broadcast(saved)
-        if saved is not None:
-            with checkpoint.reading(path):
-                self._restore(saved, path)
+        if saved is None:
+            return
+        with checkpoint.reading(path):
+            old = Config(**saved["config"])
+            if old != self.config:
+                raise checkpoint.CheckpointError(
+                    f"{self.out} holds a run with other settings ({old.differences(self.config)}); "
+                    "choose another --out, or --overwrite"
+                )
+            check_data(saved, self.data, path)
+            checkpoint.load_weights(self.model, saved["model"], path)
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.state = Progress(**saved["progress"])
+            if self.state.gathered:
+                parts = [part.to(self.config.device) for part in self.state.gathered]
+                self.model.head.prototypes.gathered = Moments.of_parts(parts)
+            torch.set_rng_state(saved["random"][0])
+            if _on_gpu(self.config):
+                torch.cuda.set_rng_state_all(saved["random"][1:])
 
-    def _restore(self, saved: dict, path: Path) -> None:
-        old = Config(**saved["config"])
-        if old != self.config:
-            raise checkpoint.CheckpointError(
-                f"{self.out} holds a run with other settings ({old.differences(self.config)}); "
-                "choose another --out, or --overwrite"
-            )
-        check_data(saved, self.data, path)
-        checkpoint.load_weights(self.model, saved["model"], path)
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.state = Progress(**saved["progress"])
-        if self.state.gathered:
-            parts = [part.to(self.config.device) for part in self.state.gathered]
-            self.model.head.prototypes.gathered = Moments.of_parts(parts)
-        torch.set_rng_state(saved["random"][0])
-        if _on_gpu(self.config):
-            torch.cuda.set_rng_state_all(saved["random"][1:])
-
+    @torch.no_grad()
     def result(self) -> Run:
         """Return the best epoch's model and its figures, and write them to the folder."""
         self.model.load_state_dict(self.state.best_model)
+        self.model.eval()
         val_selection, val_labels = self.batches.validate(self.model)
         selection = self.batches.predict(self.model)
-        labels, split = self.data.labels, self.batches.split
+        data, labels, split = self.data, self.data.labels, self.batches.split
         answers = selection.logits.argmax(1)
-        report = layer_report(
-            self.model,
-            selection,
-            self.data,
-            split.test,
-            self.batches.layers(self.model, split.test),
-        )
+        backbone, batch_size = self.model.backbone, self.batches.batch_size
+        layers = layer_source(backbone, data.graph, data.feat, batch_size).stack(split.test).rows()
         metrics = {
             "config": dataclasses.asdict(self.config),
             "epochs": self.state.epoch,
@@ -268,7 +255,7 @@ class TrainingLoop:
             "train": scores(answers[split.train], labels[split.train]),
             "val": scores(val_selection.logits.argmax(1), val_labels),
             "test": scores(answers[split.test], labels[split.test]),
-            **report,
+            **layer_report(self.model, selection, data, split.test, layers),
         }
         run = Run(self.config, self.model, selection, metrics)
         if self.out is not None:
@@ -295,11 +282,6 @@ def write_results(run: Run, labels: Tensor, history: list[dict], out: Path) -> N
     }
     write_atomic(out / "predictions.npz", lambda file: np.savez(file, **arrays))
     plot_layers(run.metrics, out / "layers.png")
-
-
-def _random_states() -> list[Tensor]:
-    """Return the random states of the CPU and of every GPU."""
-    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
 
 
 def finite_loss(logits: Tensor, labels: Tensor) -> float:

@@ -51,17 +51,12 @@ def run_loop(loop: TrainingLoop, *, progress: bool = True, checkpoint_every: int
         while not loop.finished():
             record = loop.epoch()
             bar.update()
-            bar.set_postfix(_shown(record), refresh=False)
+            shown = {"loss": f"{record['loss']:.3f}"} if "loss" in record else {}
+            if "val_accuracy" in record:
+                shown["val"] = f"{100 * record['val_accuracy']:.1f}"
+            bar.set_postfix(shown, refresh=False)
             if loop.state.epoch % checkpoint_every == 0 or loop.finished():
                 loop.save()
-
-
-def _shown(record: dict) -> dict[str, str]:
-    """Return what the progress bar shows of an epoch."""
-    shown = {"loss": f"{record['loss']:.3f}"} if "loss" in record else {}
-    if "val_accuracy" in record:
-        shown["val"] = f"{100 * record['val_accuracy']:.1f}"
-    return shown
 
 
 def load_run(out: Path, data_dir: str | None = None) -> tuple[Config, LayerSelect, NodeDataset]:

@@ -1,4 +1,4 @@
-"""Several processes by torchrun: equal to one, a lost one is told, the checkpoint resumes."""
+"""Several processes by torchrun: equal to one process; a worker that exits ends the job."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ import torch
 from metselect_dgl.config import Config
 from metselect_dgl.train import train
 
-WORDS = "train --dataset tiny --backbone gcn --hidden 16 --batch-size 25 --fanout -1".split()
+FLAGS = "train --dataset tiny --backbone gcn --hidden 16 --batch-size 25 --fanout -1".split()
 
 
 def command(tiny_dir, out, *more, processes=1):
     start = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
     start = [sys.executable, *(start if processes > 1 else []), "-m", "metselect_dgl"]
-    return [*start, *WORDS, "--data-dir", str(tiny_dir), "--out", str(out), *map(str, more)]
+    return [*start, *FLAGS, "--data-dir", str(tiny_dir), "--out", str(out), *map(str, more)]
 
 
 def state(out):
@@ -44,7 +44,7 @@ def test_two_processes_are_one(tiny_dir, tmp_path, more):
     close(state(tmp_path / "1"), state(tmp_path / "2"))
 
 
-def test_a_lost_process_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_path):
+def test_a_worker_that_exits_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_path):
     straight, out = tmp_path / "straight", tmp_path / "out"
     epochs = ["--epochs", 60, "--patience", 60]
     subprocess.run(
@@ -60,8 +60,8 @@ def test_a_lost_process_ends_the_job_and_the_checkpoint_resumes(tiny_dir, tmp_pa
         wait_for(lambda: (out / "checkpoint.pt").exists(), job)
         os.kill(child_of(job.pid, rank=1), signal.SIGKILL)
         assert job.wait(timeout=120) != 0
-    said = log.read_text()
-    assert "another of the 2 processes exited; run the same command again" in said
+    output = log.read_text()
+    assert "another of the 2 processes exited; run the same command again" in output
     assert not (out / "metrics.json").exists()
     assert 20 <= state(out)["progress"]["epoch"] < 60
     subprocess.run(
@@ -90,12 +90,12 @@ def child_of(parent: int, rank: int) -> int:
     for entry in os.listdir("/proc"):
         try:
             with open(f"/proc/{entry}/stat") as file:
-                mother = int(file.read().rsplit(")", 1)[1].split()[1])
+                its_parent = int(file.read().rsplit(")", 1)[1].split()[1])
             with open(f"/proc/{entry}/environ", "rb") as file:
                 mine = file.read().split(b"\0")
         except (OSError, IndexError, ValueError):
             continue
-        if mother == parent and f"RANK={rank}".encode() in mine:
+        if its_parent == parent and f"RANK={rank}".encode() in mine:
             return int(entry)
     raise AssertionError(f"no process of rank {rank}")
 
