@@ -50,7 +50,7 @@ def start(folder: Path, trainers: int, flags: list[str]) -> dict[str, subprocess
         if processes["server"].poll() is not None:
             sys.exit("the server ended before it listened")
         time.sleep(0.1)
-    team = {
+    group = {
         "DGL_DIST_MODE": "distributed",
         "WORLD_SIZE": str(trainers),
         "MASTER_ADDR": "127.0.0.1",
@@ -58,7 +58,7 @@ def start(folder: Path, trainers: int, flags: list[str]) -> dict[str, subprocess
     }
     for rank in range(trainers):
         processes[f"trainer {rank}"] = subprocess.Popen(
-            train, env=common | team | {"RANK": str(rank)}
+            train, env=common | group | {"RANK": str(rank)}
         )
     return processes
 

@@ -82,8 +82,8 @@ class Elsewhere:
         self.process = subprocess.Popen(
             command, cwd=HERE, env=environment, stdout=subprocess.PIPE, text=True
         )
-        said, _ = self.process.communicate()
-        return self.process.returncode, said
+        output, _ = self.process.communicate()
+        return self.process.returncode, output
 
     def stop(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)

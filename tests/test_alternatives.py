@@ -45,8 +45,8 @@ def test_same_interface(make, small, dtype):
     out = model(small.graph, feat, labels=small.labels, index=split.train)
     out.loss.backward()
     assert out.logits.shape == (len(split.train), 5)
-    said = model.calibrate(small.graph, feat, small.labels, split.train, split.val)
-    assert said.logits.shape == (len(split.val), 5)
+    selection = model.calibrate(small.graph, feat, small.labels, split.train, split.val)
+    assert selection.logits.shape == (len(split.val), 5)
     model.eval()
     everywhere = model(small.graph, feat)
     assert everywhere.logits.shape == (300, 5)
@@ -145,11 +145,11 @@ def test_jknet_metselect_chooses_among_three_views(small):
     model = JKNetMetSelect(GCN(32, 16, num_layers=4, self_loop=True), 5)
     train = small.split(0).train
     model(small.graph, small.feat, small.labels, train)
-    said = model.eval()(small.graph, small.feat)
+    selection = model.eval()(small.graph, small.feat)
     assert model.head.n_choices == 3
-    assert said.layer.max() <= 2
+    assert selection.layer.max() <= 2
     views = model.head.merged(model.backbone(small.graph, small.feat))
-    torch.testing.assert_close(said.logits, model.head.head(views).logits)
+    torch.testing.assert_close(selection.logits, model.head.head(views).logits)
 
 
 def test_inference_mode(small):

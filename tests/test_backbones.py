@@ -41,7 +41,7 @@ def test_stack(backbone, graph, dtype):
 
 @every_backbone
 def test_every_parameter_learns(backbone, graph):
-    """An in-place ReLU on a view of GATConv's output drops gradients without a word."""
+    """An in-place ReLU on a view of GATConv's output drops gradients silently."""
     layers = backbone(6, 8, num_layers=2)(graph, torch.randn(40, 6))
     model = backbone(6, 8, num_layers=2)
     loss = sum(h.square().sum() for h in model(graph, torch.randn(40, 6)))

@@ -93,11 +93,11 @@ print(ops.NATIVE)
 """
 
 
-def make(folder, *words, **env):
+def make(folder, *targets, **env):
     # Under `make test`, MAKEFLAGS would hand the outer make's job server to this one.
     outer = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "MAKE", "MFLAGS"))}
     return subprocess.run(
-        ["make", *words], cwd=folder, env=outer | env, capture_output=True, text=True
+        ["make", *targets], cwd=folder, env=outer | env, capture_output=True, text=True
     )
 
 

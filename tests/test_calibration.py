@@ -90,8 +90,8 @@ def test_a_deep_network_is_gated_too(monkeypatch):
     head(layers, labels=labels, index=torch.arange(60))
     head.calibrate(layers, labels, torch.arange(60, 120))
     assert head.comparer.gate.shape == (4, 5) and head.comparer.gate.any()
-    said, told = head.eval()(layers), head.explain(layers, torch.tensor([7]))
-    assert told["gated"] and told["score"].argmax() == said.layer[7]
+    selection, explained = head.eval()(layers), head.explain(layers, torch.tensor([7]))
+    assert explained["gated"] and explained["score"].argmax() == selection.layer[7]
 
 
 def test_gate_features_by_hand():
@@ -147,13 +147,13 @@ def test_calibration_repairs_overconfidence(select):
     head = head_on(select, (clean, y))
     (layers, labels), (test, truth) = overconfident(300), overconfident(300)
     before = (head(test).logits.argmax(1) == truth).double().mean()
-    said = head.calibrate(layers, labels)
+    selection = head.calibrate(layers, labels)
     after = head(test)
     accuracy = (after.logits.argmax(1) == truth).double().mean()
     assert before < 0.75
     assert accuracy > 0.93
     assert (after.layer == 1).double().mean() > 0.5
-    held_out = (said.logits.argmax(1) == labels).double().mean()
+    held_out = (selection.logits.argmax(1) == labels).double().mean()
     assert held_out.item() == pytest.approx(accuracy.item(), abs=0.05)
 
 
@@ -183,8 +183,8 @@ def test_one_validation_node():
     torch.manual_seed(0)
     layers, y = overconfident(50)
     head = head_on("auto", (layers, y))
-    said = head.calibrate(layers, y, torch.tensor([3]))
-    assert said.logits.shape == (1, 2)
+    selection = head.calibrate(layers, y, torch.tensor([3]))
+    assert selection.logits.shape == (1, 2)
     assert torch.isfinite(head(layers).score).all()
     with pytest.raises(ValueError, match="10 validation nodes or more, got 1"):
         head_on("gate", (layers, y)).calibrate(layers, y, torch.tensor([3]))
@@ -207,8 +207,8 @@ def test_gate_never_selects_a_collapsed_layer():
     head = MetSelectHead((1, 1, 1), 2, select="gate")
     head(layers, labels=y)
     head.eval()
-    said = head.calibrate(layers, y)
-    assert not (said.layer == 1).any()
+    selection = head.calibrate(layers, y)
+    assert not (selection.layer == 1).any()
     assert head.comparer.gate.any()
     assert not (head(layers).layer == 1).any()
 

@@ -47,7 +47,7 @@ def twins(backbone, options, selector=MetSelect, **more):
 def test_training_is_dgls(small, backbone, options, selector):
     """Loss, logits, choices, and the gradient of every parameter."""
     feat, train = small.feat.double(), small.split(0).train
-    said, grads = [], []
+    outputs, grads = [], []
     for model in twins(backbone, options, selector):
         out = model(small.graph, feat, small.labels, train)
         used = [
@@ -56,11 +56,11 @@ def test_training_is_dgls(small, backbone, options, selector):
             if selector is MetSelect or "input" not in name
         ]
         grads.append(torch.autograd.grad(3 * out.loss, used))
-        said.append(out)
-    torch.testing.assert_close(said[0].loss, said[1].loss)
-    torch.testing.assert_close(said[0].logits, said[1].logits)
-    torch.testing.assert_close(said[0].score, said[1].score)
-    assert torch.equal(said[0].layer, said[1].layer)
+        outputs.append(out)
+    torch.testing.assert_close(outputs[0].loss, outputs[1].loss)
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
+    torch.testing.assert_close(outputs[0].score, outputs[1].score)
+    assert torch.equal(outputs[0].layer, outputs[1].layer)
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -75,18 +75,18 @@ def test_evaluation_is_dgls(small, backbone, options, num_layers):
     ours = MetSelect(backbone(32, 16, engine="fused", **more, **options, self_loop=True), 5)
     dgls = MetSelect(backbone(32, 16, engine="dgl", **more, **plain, self_loop=True), 5)
     dgls.load_state_dict(ours.state_dict())
-    said = []
+    outputs = []
     for model in (ours.double(), dgls.double()):
         model.calibrate(small.graph, feat, small.labels, part.train, part.val)
         model.eval()
-        said.append(model(small.graph, feat, index=part.test))
+        outputs.append(model(small.graph, feat, index=part.test))
         with torch.no_grad():
-            said.append(model(small.graph, feat))
-    assert torch.equal(said[0].layer, said[2].layer)
-    assert torch.equal(said[1].layer, said[3].layer)
-    torch.testing.assert_close(said[0].logits, said[2].logits)
-    torch.testing.assert_close(said[1].logits, said[3].logits)
-    torch.testing.assert_close(said[0].logits, said[1].logits[part.test])
+            outputs.append(model(small.graph, feat))
+    assert torch.equal(outputs[0].layer, outputs[2].layer)
+    assert torch.equal(outputs[1].layer, outputs[3].layer)
+    torch.testing.assert_close(outputs[0].logits, outputs[2].logits)
+    torch.testing.assert_close(outputs[1].logits, outputs[3].logits)
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits[part.test])
 
 
 INDICES = {
@@ -281,13 +281,13 @@ def test_many_rows_leave_layer_0_unstored(small, backbone):
     assert first.worth_mapping
     stored = copy.deepcopy(model)
     stored.head.keeps_maps = False  # the same parameters, through a stored layer
-    said = [each(small.graph, feat, small.labels, train) for each in (model, stored)]
-    torch.testing.assert_close(said[0].loss, said[1].loss)
-    assert torch.equal(said[0].layer, said[1].layer)
-    torch.testing.assert_close(said[0].score, said[1].score)
+    outputs = [each(small.graph, feat, small.labels, train) for each in (model, stored)]
+    torch.testing.assert_close(outputs[0].loss, outputs[1].loss)
+    assert torch.equal(outputs[0].layer, outputs[1].layer)
+    torch.testing.assert_close(outputs[0].score, outputs[1].score)
     mine, theirs = (
         torch.autograd.grad(each.loss, [*m.head.parameters(), *m.backbone.parameters()])
-        for each, m in zip(said, (model, stored), strict=True)
+        for each, m in zip(outputs, (model, stored), strict=True)
     )
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)

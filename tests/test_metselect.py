@@ -171,13 +171,13 @@ def test_buffers_travel():
     loaded = MetSelectHead((5, 37), 4, select="gate").eval()
     loaded.load_state_dict(head.state_dict())
     for twin in (loaded, copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
-        said = twin(case.layers)
-        assert torch.equal(said.logits, expected.logits)
-        assert torch.equal(said.layer, expected.layer)
+        selection = twin(case.layers)
+        assert torch.equal(selection.logits, expected.logits)
+        assert torch.equal(selection.layer, expected.layer)
     double = copy.deepcopy(head).double()
-    said = double([h.double() for h in case.layers])
-    assert said.logits.dtype == torch.float64
-    torch.testing.assert_close(said.score, expected.score.double(), rtol=1e-4, atol=1e-3)
+    selection = double([h.double() for h in case.layers])
+    assert selection.logits.dtype == torch.float64
+    torch.testing.assert_close(selection.score, expected.score.double(), rtol=1e-4, atol=1e-3)
 
 
 def test_reset_forgets():
@@ -288,9 +288,9 @@ class TestModel:
         model(small.graph, small.feat, small.labels, split.train)
         with torch.no_grad():
             model.backbone.input.weight.mul_(3)
-        said = model.calibrate(small.graph, small.feat, small.labels, split.train, split.val)
+        selection = model.calibrate(small.graph, small.feat, small.labels, split.train, split.val)
         assert model.training
-        assert said.logits.shape == (len(split.val), 5)
+        assert selection.logits.shape == (len(split.val), 5)
         layers = model.backbone(small.graph, small.feat)
         moments = MF.moments(layers, small.labels[split.train], 5, index=split.train)
         torch.testing.assert_close(model.head.prototypes.mean_0, moments.means()[0].float())

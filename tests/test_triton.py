@@ -21,9 +21,9 @@ def python(*command: str, **variables: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("run", ["kernels", "ops"])
 def test_interpreted(elsewhere, run):
     """The kernels' own tests, and those of the ops with the kernels on the CPU's dispatch key."""
-    status, said = elsewhere(run)
-    assert status == 0, said[-3000:]
-    assert int(re.search(r"(\d+) passed", said)[1]) > 20
+    status, output = elsewhere(run)
+    assert status == 0, output[-3000:]
+    assert int(re.search(r"(\d+) passed", output)[1]) > 20
 
 
 class TestAheadOfTime:
