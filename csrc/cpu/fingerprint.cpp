@@ -47,8 +47,8 @@ Tensor fingerprint(const Tensor& bits, const Tensor& weights) {
               "bits and weights must both be int64 or int32, got ", dtype, " and ",
               weights.scalar_type());
   const Tensor words = bits.contiguous(), factors = weights.contiguous();
-  const int64_t total = dtype == at::kLong ? hash<uint64_t>(words, factors)
-                                           : hash<uint32_t>(words, factors);
+  const int64_t total =
+      dtype == at::kLong ? hash<uint64_t>(words, factors) : hash<uint32_t>(words, factors);
   return at::scalar_tensor(total, at::kLong);
 }
 
