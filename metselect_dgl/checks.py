@@ -96,10 +96,17 @@ def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
             raise ValueError(f"the mask has {len(index)} entries for {rows} nodes")
         return index.nonzero().squeeze(1).to(device)
     index = index.long().contiguous()
+    check_not_mask(index, rows)
     wrong = ((index < 0) | (index >= rows)).nonzero()
     if len(wrong):
         raise ValueError(f"index contains node {index[wrong[0, 0]].item()}, there are {rows} nodes")
     return index.to(device)
+
+
+def check_not_mask(index: Tensor, rows: int) -> None:
+    """Raise if integers are a mask of all rows: read as node numbers, they would be nodes 0, 1."""
+    if len(index) == rows > 2 and ((index == 0) | (index == 1)).all():
+        raise ValueError(f"index has {rows} entries of 0 and 1 for {rows} nodes; pass index.bool()")
 
 
 def labelled(

@@ -3,13 +3,14 @@
 import argparse
 import dataclasses
 import os
+import re
 import sys
 import types
 import typing
 from pathlib import Path
 
 from . import __version__, doctor
-from .atomic_file import write_atomic
+from .atomic_file import only_writer, write_atomic
 from .config import Config
 from .experiments.studies import FULL, QUICK, STUDIES, check_names
 
@@ -24,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\n{text}", file=sys.stderr)
         status = 130
     except Exception as error:
-        expected = [ValueError, TypeError, RuntimeError, OSError]
+        expected = [ValueError, TypeError, RuntimeError, OSError, ImportError]
         if "dgl" in sys.modules:  # its error class exists once a command has imported it
             expected.append(sys.modules["dgl"].DGLError)
         if os.environ.get("METSELECT_TRACEBACK") or not isinstance(error, tuple(expected)):
@@ -115,6 +116,11 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _below_runs(name: str) -> Path:
+    """Return a folder in runs/, also for a dataset whose name is a path."""
+    return Path("runs") / re.sub(r"[^\w.-]+", "-", name).lstrip(".-")
+
+
 def _given_settings(args) -> dict:
     names = {field.name for field in dataclasses.fields(Config)}
     return {name: value for name, value in vars(args).items() if name in names}
@@ -123,7 +129,7 @@ def _given_settings(args) -> dict:
 def _add_train(commands) -> None:
     command = _command(commands, "train", _train, "train one model; the same command resumes it")
     command.add_argument("--out", type=Path, help="folder of the run (default: runs/NAME)")
-    text = "discard the checkpoint in the folder and start again"
+    text = "remove the checkpoint and the results in the folder and start again"
     command.add_argument("--overwrite", action="store_true", help=text)
     text = "folder of `metselect partition`, instead of a dataset"
     command.add_argument("--partitions", type=Path, metavar="DIR", help=text)
@@ -139,11 +145,13 @@ def _train(args) -> None:
     from .train import train
     from .train.distributed import process_group
 
-    config = Config(**_given_settings(args))
+    settings = _given_settings(args)
+    config = Config(**settings)
+    config.check_used(settings, config.backbone, [config.selector])
     if args.partitions is not None:
         from .train.distdgl import train_partitions
 
-        out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
+        out = args.out or _below_runs(f"{args.partitions.name}-{config.selector}")
         if args.overwrite and os.environ.get("RANK", "0") == "0":
             (out / "checkpoint.pt").unlink(missing_ok=True)
         return train_partitions(
@@ -152,11 +160,9 @@ def _train(args) -> None:
     with process_group(config.device) as group:
         data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
         name = f"{config.dataset}-{config.backbone}-{config.selector}"
-        out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"
-        if args.overwrite and group.rank == 0:
-            (out / "checkpoint.pt").unlink(missing_ok=True)
-        group.broadcast(None)  # no process looks for a checkpoint before it is removed
-        run = train(config, data, out, group=group, keep_memory=args.keep_memory)
+        out = args.out or _below_runs(f"{name}-split{config.split}-seed{config.seed}")
+        options = {"keep_memory": args.keep_memory, "overwrite": args.overwrite}
+        run = train(config, data, out, group=group, **options)
         if run is None:
             return
         rows = []
@@ -183,7 +189,7 @@ def _partition(args) -> None:
     from .train.distdgl import partition
 
     data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
-    out = args.out or Path("runs") / f"partitions-{args.dataset}"
+    out = args.out or _below_runs(f"partitions-{args.dataset}")
     print(partition(data, args.parts, out, split=args.split, seed=args.seed))
 
 
@@ -208,14 +214,16 @@ def _compare(args) -> None:
     check_selectors(args.selectors)
     settings = _given_settings(args)
     base = Config(**settings)
+    base.check_used(settings, base.backbone, args.selectors)
     data = load_dataset(base.dataset, args.data_dir, seed=base.seed)
     splits = min(args.splits, data.n_splits)
     print(f"{data!r}; {splits} splits, {args.seeds} seed(s), {base.backbone}")
-    out = args.out or Path("runs") / f"compare-{base.dataset}-{base.backbone}"
+    out = args.out or _below_runs(f"compare-{base.dataset}-{base.backbone}")
     execution = Execution(args.data_dir, args.jobs, args.keep_memory)
     options = {"splits": splits, "seeds": args.seeds, "fixed": set(settings)}
-    text = report(compare(base, args.selectors, out=out, execution=execution, **options))
-    write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
+    with only_writer(out):
+        text = report(compare(base, args.selectors, out=out, execution=execution, **options))
+        write_atomic(out / "report.txt", lambda file: file.write(text.encode()))
     print(f"\n{text}\n\nall runs: {out / 'results.jsonl'}")
 
 
@@ -258,8 +266,9 @@ def _reproduce(args) -> None:
         for name in dict.fromkeys(args.studies or _default_studies(args.quick)):
             studies.append(STUDIES[name].quick() if args.quick else STUDIES[name])
         execution = Execution(args.data_dir, args.jobs, args.keep_memory)
-        for message in reproduce(studies, settings, out, execution):
-            print(f"left out: {message}")
+        with only_writer(out):
+            for message in reproduce(studies, settings, out, execution):
+                print(f"left out: {message}")
     page = args.page or out / "results.md"
     print(write_page(out, page), page, sep="\n")
 

@@ -1,6 +1,7 @@
 """The settings of a run and the model that they describe."""
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -125,6 +126,19 @@ class Config:
         if self.batch_size is not None and "moments" in selector.fields:
             options.setdefault("moments", "epoch")
         return selector.make(layers, n_classes, **options)
+
+    @staticmethod
+    def check_used(names: Collection[str], backbone: str, selectors: Collection[str]) -> None:
+        """Raise ValueError for a setting of `names` that belongs to other parts alone."""
+        used, known = set(BACKBONES[backbone].fields), set()
+        for part in (*BACKBONES.values(), *SELECTORS.values()):
+            known.update(part.fields)
+        for selector in selectors:
+            used.update(SELECTORS[selector].fields)
+        for name in names:
+            if name in known - used - {"allow_zero_in_degree"}:
+                models = " or ".join([backbone, *selectors])
+                raise ValueError(f"{name} is not a setting of {models}; leave it out")
 
     def _given(self, names: tuple[str, ...]) -> dict:
         """Return the named settings that are not None."""

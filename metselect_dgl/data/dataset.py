@@ -82,6 +82,10 @@ class NodeDataset:
             shape = tuple(self.feat.shape)
             raise ValueError(f"feat has shape {shape}, expected ({n_nodes}, n_feats)")
         _check_index("labels", self.labels, n_nodes)
+        if self.n_classes > max(n_nodes, 1000):
+            raise ValueError(
+                f"there are {self.n_classes} classes for {n_nodes} nodes; check labels"
+            )
         wrong = ((self.labels < -1) | (self.labels >= self.n_classes)).nonzero()
         if len(wrong):
             node = int(wrong[0])
@@ -92,6 +96,8 @@ class NodeDataset:
         _check_masks(self.train_masks, self.val_masks, self.test_masks, n_nodes)
         if self.node_type is not None:
             _check_index("node_type", self.node_type, n_nodes)
+            if ((self.node_type < 0) | (self.node_type >= max(n_nodes, 1))).any():
+                raise ValueError(f"node_type has values outside 0 to {n_nodes - 1}")
 
     @property
     def n_splits(self) -> int:

@@ -11,6 +11,8 @@ from ..atomic_file import write_atomic
 from .dataset import NodeDataset, undirected_graph
 
 PARTS = ("train", "val", "test")
+ARRAYS = ("node_features", "node_labels", "n_classes", "node_type", "note", "directed")
+ARRAYS += tuple(f"{part}_{kind}" for part in PARTS for kind in ("masks", "idx"))
 
 
 def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
@@ -30,7 +32,7 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
     path = Path(path)
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files}
+            arrays = {key: archive[key] for key in archive.files if key in (edges, *ARRAYS)}
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct and numpy each raise their own

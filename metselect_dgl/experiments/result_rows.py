@@ -16,7 +16,21 @@ def read_rows(path: Path) -> Rows:
     """Return the rows of a file; none if it does not exist."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        rows.append(parse_row(line, f"{path}, line {number}"))
+    return rows
+
+
+def parse_row(line: str | bytes, where: str) -> dict:
+    """Return the row that a JSON line holds; an error names the place."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged ({error}); remove the line or the file") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} is not a result; remove the line or the file")
+    return row
 
 
 def add_rows(rows: Rows, path: Path) -> None:

@@ -4,7 +4,9 @@ interrupted call resumes."""
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,6 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from operator import attrgetter
 from pathlib import Path
+from threading import Thread
 
 import torch
 from tqdm import tqdm
@@ -20,6 +23,7 @@ from ..config import Config
 from ..data import NodeDataset, load_dataset
 from ..train import train
 from .experiment import RUN_FIELDS
+from .result_rows import parse_row
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,29 @@ def _run_all(configs: Sequence[Config], execution: Execution) -> Iterator[dict]:
             yield run_one(config, execution)
         return
     threads = max(1, (os.cpu_count() or 1) // execution.jobs)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(execution.jobs, spawn, torch.set_num_threads, (threads,)) as pool:
+    spawn, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    with ProcessPoolExecutor(execution.jobs, spawn, _start_worker, (threads,)) as pool:
         futures = [pool.submit(run_one, config, execution) for config in configs]
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:  # do not wait for runs that nobody will log
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
+
+
+def _start_worker(threads: int) -> None:
+    """Prepare a worker: Ctrl-C is left to its parent, and it ends when the parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
 
 
 def run_one(config: Config, execution: Execution) -> dict:
@@ -157,5 +176,14 @@ def _read_log(log: Path) -> dict[str, dict]:
     complete = text[: text.rfind(b"\n") + 1]
     if len(complete) < len(text):
         os.truncate(log, len(complete))
-    rows = map(json.loads, complete.splitlines())
-    return {_row_key(row): row for row in rows}
+    rows = {}
+    for number, line in enumerate(complete.splitlines(), 1):
+        where = f"{log}, line {number}"
+        row = parse_row(line, where)
+        try:
+            rows[_row_key(row)] = row
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where} is not a run ({error}); remove the line or the file"
+            ) from None
+    return rows

@@ -1,5 +1,7 @@
-"""Checkpoints: written whole or not at all; loading one runs no code."""
+"""Checkpoints: written whole or not at all, with a checksum; loading one runs no code."""
 
+import hashlib
+import io
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,15 +14,32 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used, and why."""
 
 
+_MAGIC = b"metselect checkpoint 1\n"  # then the SHA-256 of the rest, and what torch.save writes
+
+
 def save(state: dict, path: Path) -> None:
     """Write tensors, numbers, strings and containers of them."""
-    write_atomic(path, lambda file: torch.save(state, file))
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    digest = hashlib.sha256(content).digest()
+    write_atomic(path, lambda file: file.write(_MAGIC + digest + content))
 
 
 def load(path: Path, keys: set[str]) -> dict:
     """Read what `save` wrote, to the CPU; it must hold exactly `keys`."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = Path(path).read_bytes()
+        if not content.startswith(b"PK"):  # else of a former version, without a checksum
+            start = len(_MAGIC) + hashlib.sha256().digest_size
+            magic, digest, content = (
+                content[: len(_MAGIC)],
+                content[len(_MAGIC) : start],
+                content[start:],
+            )
+            if magic != _MAGIC or digest != hashlib.sha256(content).digest():
+                raise ValueError("its checksum is wrong")
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint {path}; train first") from None
     except Exception as error:

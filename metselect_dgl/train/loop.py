@@ -27,6 +27,7 @@ from .distributed import SINGLE, ProcessGroup
 from .evaluate import accuracy, layer_report, scores
 
 CHECKPOINT = "checkpoint.pt"
+RESULTS = ("config.yaml", "metrics.json", "history.json", "predictions.npz", "layers.png")
 
 
 @dataclass

@@ -1,16 +1,19 @@
 """Train a model from its settings, and load a trained one."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from tqdm import tqdm
 
 from .. import ops
+from ..atomic_file import only_writer
 from ..config import Config
 from ..data import NodeDataset, load_dataset
 from ..nn import LayerSelect
 from . import checkpoint
 from .distributed import SINGLE, ProcessGroup
-from .loop import CHECKPOINT, Run, TrainingLoop, check_data, load_checkpoint, prepare
+from .loop import CHECKPOINT, RESULTS, Run, TrainingLoop, check_data, load_checkpoint, prepare
 
 
 def train(
@@ -22,8 +25,10 @@ def train(
     checkpoint_every: int = 20,
     group: ProcessGroup = SINGLE,
     keep_memory: bool = False,
+    overwrite: bool = False,
 ) -> Run | None:
-    """Train one model; with `out`, leave checkpoints and results there and resume from them.
+    """Train one model; with `out`, leave checkpoints and results there and resume from them, or
+    with `overwrite` remove them first.
 
     With a `batch_size` in the settings it is trained in mini-batches, by all processes of the
     `group` together; the first process returns the result, the others None. With `keep_memory`,
@@ -31,9 +36,22 @@ def train(
     """
     if keep_memory:
         ops.keep_freed_memory()
-    loop = TrainingLoop(config, prepare(config, data), out, group)
-    run_loop(loop, progress=progress and group.rank == 0, checkpoint_every=checkpoint_every)
-    return loop.result() if group.rank == 0 else None
+    with run_folder(out, group, overwrite):
+        loop = TrainingLoop(config, prepare(config, data), out, group)
+        run_loop(loop, progress=progress and group.rank == 0, checkpoint_every=checkpoint_every)
+        return loop.result() if group.rank == 0 else None
+
+
+@contextmanager
+def run_folder(out: Path | None, group: ProcessGroup, overwrite: bool = False) -> Iterator[None]:
+    """Let the first process alone write to the folder of a run; with `overwrite`, remove the
+    checkpoint and the results in it first."""
+    with only_writer(out) if out is not None and group.rank == 0 else nullcontext():
+        if overwrite and out is not None and group.rank == 0:
+            for name in (CHECKPOINT, *RESULTS):
+                (Path(out) / name).unlink(missing_ok=True)
+        group.broadcast(None)  # no process looks for a checkpoint before it is removed
+        yield
 
 
 def run_loop(loop: TrainingLoop, *, progress: bool = True, checkpoint_every: int = 20) -> None:
