@@ -71,6 +71,12 @@ BAD = {
     ),
     "ten-masks": (lambda d: {"index": d.train_masks.T}, ValueError, r"\(300, 10\).*mask\[:, 0\]"),
     "mask-length": (lambda d: {"index": d.train_masks[0, :50]}, ValueError, "50 entries for 300"),
+    "mask-int64": (
+        lambda d: {"index": d.train_masks[0].long()},
+        ValueError,
+        r"300 entries of 0 and 1 for 300 nodes; pass index.bool\(\)",
+    ),
+    "mask-uint8": (lambda d: {"index": d.train_masks[0].byte()}, ValueError, "pass index.bool"),
     "index-high": (lambda d: {"index": torch.tensor([0, 300])}, ValueError, "node 300.*300 nodes"),
     "index-low": (lambda d: {"index": torch.tensor([-1])}, ValueError, "node -1"),
     "index-float": (lambda d: {"index": torch.tensor([1.0])}, TypeError, "torch.float32"),
@@ -250,3 +256,23 @@ def test_failed_calibration_changes_nothing(small, val, match):
 def test_options_are_checked_when_they_are_given(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         MetSelectHead((4,), 3, **options)
+
+
+def test_masks_in_functions():
+    """A bool mask picks its rows; one of integers is refused, as it would pick rows 0 and 1."""
+    h, labels = torch.randn(30, 4, dtype=torch.float64), torch.arange(30) % 2
+    mask = torch.arange(30) < 20
+    by_mask = MF.moments([h], labels[:20], 2, index=mask)
+    by_number = MF.moments([h], labels[:20], 2, index=torch.arange(20))
+    assert torch.equal(by_mask.grams[0], by_number.grams[0])
+    metric = {"means": by_mask.means(), "factors": MF.whitening(by_mask)}
+    metric["valid"] = torch.ones(2, dtype=torch.bool)
+    assert torch.equal(
+        MF.class_distances([h], **metric, index=mask),
+        MF.class_distances([h], **metric, index=torch.arange(20)),
+    )
+    for wrong in (mask.long(), mask.byte()):
+        with pytest.raises(ValueError, match=r"pass index\.bool"):
+            MF.class_distances([h], **metric, index=wrong)
+    with pytest.raises(ValueError, match=r"mask has shape \(29,\) for 30 rows"):
+        MF.class_distances([h], **metric, index=mask[1:])

@@ -1,7 +1,6 @@
 """Checkpoints: whole or not at all, and a damaged or foreign one says so and runs no code."""
 
 import contextlib
-import io
 import os
 import pickle
 import zipfile
@@ -13,7 +12,7 @@ from torch import nn
 
 from metselect_dgl.atomic_file import write_atomic
 from metselect_dgl.config import Config
-from metselect_dgl.train import checkpoint, load_run, train
+from metselect_dgl.train import checkpoint, load_checkpoint, load_run, train
 from metselect_dgl.train.checkpoint import CheckpointError
 
 STATE = {"weight": torch.arange(6.0).view(2, 3), "epoch": 3, "history": [{"loss": 0.5}]}
@@ -190,8 +189,9 @@ def run(small, tmp_path_factory):
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_tampered_parts_of_a_run(run, tamper):
     out, whole, go_on = run
-    state = torch.load(io.BytesIO(whole), weights_only=True)
-    torch.save(tamper(state), out / "checkpoint.pt")
+    (out / "checkpoint.pt").write_bytes(whole)
+    state = load_checkpoint(out / "checkpoint.pt")
+    checkpoint.save(tamper(state), out / "checkpoint.pt")
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt"):
         go_on()
 

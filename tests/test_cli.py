@@ -111,7 +111,7 @@ def given(monkeypatch, capsys):
     def given(*flags):
         caught = []
 
-        def catch(config, data, out, *, group, keep_memory):
+        def catch(config, data, out, *, group, keep_memory, overwrite):
             caught.append(config)
             raise RuntimeError("caught")
 
@@ -354,6 +354,9 @@ ERRORS = {
     "train --shrinkage lots": "shrinkage is 'lots'; use 'oas'",
     "train --backbone gat --heads 7": "64 features does not divide by 7 heads",
     "train --dropout 2": "dropout",
+    "train --heads 4": "heads is not a setting of gcn or metselect; leave it out",
+    "train --selector final --loss ce": "loss is not a setting of gcn or final; leave it out",
+    "compare --batch-norm": "batch_norm is not a setting of gcn or final or metselect",
     "train --data-dir nowhere --dataset mine": "data folder 'nowhere' does not exist",
     "train --device cuda": "torch sees no GPU; use --device cpu",
     "compare --selectors final best": "selector is 'best'; use one of attn, final",

@@ -170,6 +170,8 @@ def test_row_normalized_keeps_zero_rows_and_the_original():
         ({"val_masks": torch.zeros(2, 4)}, TypeError, "val_masks is torch.float32"),
         ({"test_masks": torch.ones(2, 4).bool()}, ValueError, "split 0 has node 0 in two of"),
         ({"node_type": torch.zeros(3).long()}, ValueError, r"node_type has shape \(3,\)"),
+        ({"node_type": torch.full((4,), 10**9)}, ValueError, "node_type has values outside 0 to 3"),
+        ({"n_classes": 3_000_001}, ValueError, "3000001 classes for 4 nodes"),
     ],
 )
 def test_bad_fields_are_named(changes, error, message):
@@ -277,6 +279,7 @@ def test_interrupted_save_keeps_the_previous_file(tmp_path, monkeypatch):
         ({"node_labels": np.zeros(3, dtype=int)}, r"labels has shape \(3,\), expected \(4,\)"),
         ({"train_idx": np.array([7])}, "train_idx has 7, but the nodes are 0 to 3"),
         ({"train_idx": np.array([2, -1])}, "train_idx has -1"),
+        ({"node_labels": np.array([0, 1, 0, 3_000_000])}, "3000001 classes for 4 nodes"),
         ({"n_classes": np.array(1)}, "label 1 of node 1 is outside 0 to 0"),
         ({"note": np.array([{}], dtype=object)}, "allow_pickle=False"),
     ],
@@ -286,6 +289,21 @@ def test_wrong_file_is_named_with_what_is_wrong(tmp_path, changes, message):
     np.savez(path, **arrays(**changes))
     with pytest.raises(ValueError, match=rf"wrong\.npz.*{message}"):
         load_npz(path)
+
+
+def test_arrays_that_are_not_used_are_not_read(tmp_path, monkeypatch):
+    np.savez(tmp_path / "toy.npz", **arrays(), huge=np.zeros(10), edges_other=np.zeros(10))
+    read, original = [], np.lib.npyio.NpzFile.__getitem__
+
+    def record(archive, key):
+        read.append(key)
+        return original(archive, key)
+
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", record)
+    load_npz(tmp_path / "toy.npz")
+    assert "edges" in read and not {"huge", "edges_other"} & set(read)
+    with pytest.raises(ValueError, match="'edges_b' is missing; the file has edges, edges_other"):
+        load_npz(tmp_path / "toy.npz", edges="edges_b")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.95], ids=str)

@@ -373,3 +373,19 @@ def test_the_seed_draws_a_synthetic_dataset_anew(monkeypatch):
         with pytest.raises(ValueError, match="enough"):
             running.run_one(config, Execution())
     assert drawn == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{oops", "line 2 is damaged"),
+        ("3", "line 2 is not a result"),
+        ("{}", "line 2 is not a run"),
+    ],
+)
+def test_damaged_lines_are_named(tiny_dir, tmp_path, line, message):
+    results = tmp_path / "results.jsonl"
+    run_configs(CONFIGS[:1], tiny_dir, results)
+    results.write_text(results.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=f"results.jsonl, {message}.*remove the line or the file"):
+        run_configs(CONFIGS[:1], tiny_dir, results)

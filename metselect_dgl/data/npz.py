@@ -32,11 +32,14 @@ def load_npz(path: str | PathLike, edges: str = "edges") -> NodeDataset:
     path = Path(path)
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in archive.files if key in (edges, *ARRAYS)}
+            names = sorted(archive.files)
+            arrays = {key: archive[key] for key in names if key in (edges, *ARRAYS)}
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct and numpy each raise their own
         raise ValueError(f"{path} is broken or no .npz file ({error}); copy it again") from error
+    if edges not in names:
+        raise ValueError(f"{path}: array {edges!r} is missing; the file has {', '.join(names)}")
     try:
         return dataset_from_arrays(arrays, name=path.stem, edges=edges)
     except (TypeError, ValueError) as error:
