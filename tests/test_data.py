@@ -6,6 +6,7 @@ import doctest
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -533,7 +534,7 @@ def fake_dgl_class(masks: torch.Tensor) -> type:
     class FakeDataset:
         num_classes = 3
 
-        def __init__(self, verbose: bool = True):
+        def __init__(self, raw_dir: str, verbose: bool = True):
             assert not verbose
 
         def __getitem__(self, i: int) -> dgl.DGLGraph:
@@ -625,6 +626,27 @@ def test_texas_from_a_zip_in_its_format_is_fetched_once(dgl_server):
         assert edge_set(dataset.graph) == {(0, 1), (1, 0), (1, 2), (2, 1)}
         assert [part.tolist() for part in dataset.split(1)] == [[1], [2], [0]]
         assert dataset.n_splits == 10 and dataset.labels.tolist() == [0, 1, 0]
+
+
+def test_only_what_was_downloaded_is_unpickled(dgl_server, tmp_path):
+    """Neither a changed file nor a folder of other origin reaches dgl.data's pickle.load."""
+
+    class Bomb:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    planetoid_zip(dgl_server / "pubmed.zip")
+    load_dataset("pubmed")
+    (file,) = (tmp_path / "cache").rglob("ind.pubmed.graph")
+    file.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(RuntimeError, match="was changed after it was downloaded"):
+        load_dataset("pubmed")
+    (file.parent / public.MANIFEST).unlink()
+    with pytest.raises(RuntimeError, match="delete the folder to download it again"):
+        load_dataset("pubmed")
+    assert not (tmp_path / "ran").exists()
+    shutil.rmtree(file.parent)
+    assert load_dataset("pubmed").graph.num_nodes() == 507
 
 
 def test_broken_download_is_reported_and_tried_afresh(dgl_server):

@@ -1,8 +1,10 @@
 """Public datasets through dgl.data and ogb, with one download attempt and without prompts."""
 
 import codecs
+import hashlib
 import importlib
 import io
+import json
 import os
 import shutil
 import sys
@@ -31,7 +33,8 @@ DGL_CLASSES = {
     "wisconsin": "WisconsinDataset",
 }
 TIMEOUT_SECONDS = 20
-ARXIV_URL = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
+MANIFEST = "metselect-sha256.json"  # hashes of what was downloaded
+ARXIV_URL = "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
 
 
 def cache_home() -> Path:
@@ -50,13 +53,41 @@ def fetch_zip(url: str, folder: Path, inside: str = "") -> None:
                 shutil.copyfileobj(answer, file)
         unpacked = Path(scratch, "unpacked")
         shutil.unpack_archive(archive, unpacked)
+        hashes = _hashes(unpacked / inside)
+        (unpacked / inside / MANIFEST).write_text(json.dumps(hashes, indent=1))
         os.replace(unpacked / inside, folder)
 
 
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file in a folder, by its path there."""
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != MANIFEST:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[path.relative_to(folder).as_posix()] = digest
+    return hashes
+
+
+def check_fetched(folder: Path) -> None:
+    """Raise RuntimeError unless a folder holds exactly what `fetch_zip` unpacked there: dgl.data
+    unpickles its files, which may run code."""
+    manifest = folder / MANIFEST
+    if not manifest.exists() or json.loads(manifest.read_text()) != _hashes(folder):
+        raise RuntimeError(
+            f"{folder} was changed after it was downloaded, and dgl.data would unpickle its files; "
+            "delete the folder to download it again"
+        )
+
+
 def load_dgl(name: str) -> NodeDataset:
-    """Load a dataset of dgl.data as an undirected simple graph, with DGL's splits."""
+    """Load a dataset of dgl.data as an undirected simple graph, with DGL's splits.
+
+    dgl.data unpickles files, so it is given a folder of its own, with what was downloaded here.
+    """
     base = getattr(dgl.data, DGL_CLASSES[name])
-    source = type(base.__name__, (base,), {"_download": _download_once})(verbose=False)
+    changes = {"_download": _download_once, "has_cache": lambda _: False, "save": lambda _: None}
+    folder = cache_home() / "dgl"
+    source = type(base.__name__, (base,), changes)(raw_dir=str(folder), verbose=False)
     graph = source[0]
     edges = torch.stack(graph.edges(), dim=1)
     masks = []
@@ -78,6 +109,7 @@ def _download_once(self: dgl.data.DGLDataset) -> None:
     """Replace DGL's download, whose retries end in an AttributeError that hides the cause."""
     if not os.path.exists(self.raw_path):
         fetch_zip(self.url, Path(self.raw_path))
+    check_fetched(Path(self.raw_path))
 
 
 def load_arxiv(data_dir: Path | None = None) -> NodeDataset:
