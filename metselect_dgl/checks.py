@@ -10,6 +10,11 @@ def _kind(value: object) -> object:
     return value.dtype if isinstance(value, Tensor) else type(value).__name__
 
 
+def _is_whole(value: object) -> bool:
+    """Whether it is a tensor of whole numbers or bools."""
+    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
 def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "feat") -> None:
     """Raise unless `feat` is [rows, width] with dtype and device of the parameter `like`."""
     if not isinstance(feat, Tensor) or not feat.is_floating_point():
@@ -61,7 +66,7 @@ def check_layers(layers: Sequence[Tensor], in_feats: Sequence[int], like: Tensor
 
 def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
     """Return the labels as int64 [rows], each -1 (not labelled) or below `n_classes`."""
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+    if not _is_whole(labels) or labels.dtype == torch.bool:
         raise TypeError(f"labels are {_kind(labels)}; pass class numbers (int64), one per node")
     if labels.dim() == 2 and labels.shape[1] == 1:
         labels = labels.squeeze(1)
@@ -85,7 +90,7 @@ def check_labels(labels: Tensor, rows: int, n_classes: int) -> Tensor:
 
 def check_index(index: Tensor, rows: int, device: torch.device) -> Tensor:
     """Return node numbers, int64 below `rows`, on `device`, from numbers or a mask of all rows."""
-    if not isinstance(index, Tensor) or index.is_floating_point():
+    if not _is_whole(index):
         raise TypeError(f"index is {_kind(index)}; pass node numbers (int64) or a bool mask")
     if index.dim() != 1:
         raise ValueError(

@@ -17,7 +17,7 @@ def read_rows(path: Path) -> Rows:
     if not path.exists():
         return []
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         rows.append(parse_row(line, f"{path}, line {number}"))
     return rows
 
