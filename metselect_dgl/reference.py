@@ -347,4 +347,4 @@ def attention_sum_backward(
 
 def fingerprint(bits: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over i and j of (2i + 1) weights_j bits_ij, with the overflow of integers."""
-    return (torch.arange(1, 2 * len(bits), 2, device=bits.device) * (bits @ weights)).sum()
+    return ((2 * torch.arange(len(bits), device=bits.device) + 1) * (bits @ weights)).sum()

@@ -356,7 +356,5 @@ def test_the_committed_page_is_generated_from_the_committed_runs(tmp_path):
     tables = report(runs, sorted(results.glob("quick-*.json")), results / "guard.json", page)
     assert page.read_text() == (ROOT / "benchmarks/RESULTS.md").read_text()
     assert len(tables) == 3
-    for table in tables:
-        assert table in (ROOT / "README.md").read_text()
     for figure in tmp_path.glob("*.png"):
         assert (ROOT / "benchmarks" / figure.name).exists()

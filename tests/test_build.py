@@ -262,7 +262,7 @@ def test_setup_without_python(checkout, python):
     done = make(checkout, "setup", PYTHON=python)
     assert done.returncode != 0
     (sentence,) = sentences(done)
-    assert f"Python 3.11 is needed and '{python}' is not it" in sentence
+    assert f"'{python}' is not Python 3.11; install it" in sentence
 
 
 def test_setup_without_venv_module(checkout, tmp_path):

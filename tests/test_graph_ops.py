@@ -167,5 +167,5 @@ def test_fingerprint(n, width, dtype):
         torch.set_num_threads(threads)
         assert torch.equal(OPS.fingerprint(bits, weights), expected)
     torch.set_num_threads(before)
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(RuntimeError):
         OPS.fingerprint(bits, weights[1:])
