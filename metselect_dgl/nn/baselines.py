@@ -16,14 +16,9 @@ from .model import LayerSelect
 
 
 class FinalHead(LayerwiseHead):
-    """FinalSelect: decode every node from the last layer, as a plain GNN does.
+    """FinalSelect: decode every node from the last layer, as a plain GNN does."""
 
-    Examples
-    --------
-    >>> import torch
-    >>> FinalHead([8, 8], 3)([torch.randn(5, 8), torch.randn(5, 8)]).layer
-    tensor([1, 1, 1, 1, 1])
-    """
+    decodes_layers = False
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -32,11 +27,8 @@ class FinalHead(LayerwiseHead):
     def select(self, stack, labels, logits=True):
         last = LayerStack([stack.layers[-1].stored()])
         only = torch.zeros(last.n_rows, dtype=torch.long, device=self.decoder.weight.device)
-        layer = only + len(stack.layers) - 1
-        if labels is None:
-            return Selection(last.decode([self.decoder], only), layer)
-        loss, kept = last.cross_entropy([self.decoder], only, labels, logits=logits)
-        return Selection(kept, layer, loss=loss)
+        kept, loss = last.decode([self.decoder], only, labels, logits=logits)
+        return Selection(kept, only + len(stack.layers) - 1, loss=loss)
 
     def score_layer(self, depth, h):
         if depth + 1 < self.n_choices:
@@ -45,9 +37,6 @@ class FinalHead(LayerwiseHead):
 
     def decode_layer(self, depth, h):
         return self.decoder(h)
-
-    def layer_logits(self, layers, index=None):
-        """Return None: the other layers have no decoders."""
 
 
 class JumpingHead(LayerHead):
@@ -82,9 +71,10 @@ def _jumping(mode: str, in_feats: list[int]) -> JumpingKnowledge:
 class AttentionHead(LayerHead):
     """AttnSelect: the attention of JKNet-LSTM with the softmax replaced by its largest entry.
 
-    The hard choice has no gradient, so the attention learns through the soft one
-    (straight-through).
+    The hard choice has no gradient: the attention learns through the soft one (straight-through).
     """
+
+    decodes_layers = True
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -98,12 +88,9 @@ class AttentionHead(LayerHead):
         layer = attention.argmax(1)
         soft = attention.softmax(1)
         hard = F.one_hot(layer, len(rows)) + soft - soft.detach()
-        logits = torch.einsum("nl,lnc->nc", hard, self.decoders.decode_all(rows))
+        logits = torch.einsum("nl,lnc->nc", hard, self.layer_logits(rows))
         score = MF.log_odds(attention.detach()).amax(-1)
         return Selection(logits, layer, score, loss=_cross_entropy(logits, labels))
-
-    def layer_logits(self, layers, index=None):
-        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class JumpingMetSelectHead(LayerHead):
@@ -164,45 +151,18 @@ class FinalSelect(LayerSelect):
 
 
 class AttnSelect(LayerSelect):
-    """The layer with the largest attention of a JKNet-LSTM.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = AttnSelect(GCN(8, 16, self_loop=True), 3)
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """The layer with the largest attention of a JKNet-LSTM."""
 
     head_class = AttentionHead
 
 
 class JKNet(LayerSelect):
-    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = JKNet(GCN(8, 16, self_loop=True), 3, mode="max")
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm."""
 
     head_class = JumpingHead
 
 
 class JKNetMetSelect(LayerSelect):
-    """MetSelect among the three jumping-knowledge views of the layers.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = JKNetMetSelect(GCN(8, 16, self_loop=True), 3)
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """MetSelect among the three jumping-knowledge views of the layers."""
 
     head_class = JumpingMetSelectHead

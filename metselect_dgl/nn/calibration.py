@@ -13,11 +13,10 @@ FOLDS = 5
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
-    r"""T_l > 0 that minimises the mean of :math:`-\log \mathrm{softmax}(a_l / T_l)_y`, [L].
+    r"""Return T_l > 0 that minimises the mean of :math:`-\log \mathrm{softmax}(a_l / T_l)_y`, [L].
 
-    The loss is convex in 1/T; the root of its slope is bracketed and found by Newton's method.
-    T stays within [1/100, 100]: it has no minimum where a layer's answers are all right or wrong.
-    Of many nodes, 4096 to 8191 are looked at, evenly spread: enough for one number.
+    The loss is convex in 1/T: Newton's method with bisection, within [1/100, 100], since there is
+    no minimum where a layer is always right or wrong. Of many nodes, 4096 to 8191 are used.
 
     Parameters
     ----------
@@ -36,7 +35,7 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     low, high = (logits.new_full((len(logits),), value) for value in (1 / _HOTTEST, _HOTTEST))
 
     def slopes(beta: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of the loss."""
+        """Return the first and second derivative of the loss."""
         p = (logits * beta[:, None, None]).softmax(1)
         mean = (p * finite).sum(1)
         second = (p * finite.square()).sum(1) - mean.square()
@@ -75,16 +74,13 @@ def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
     -------
     [L, n, gate_width(L)]
     """
-    odds = gate_odds(metric, decoder)  # [2, L, n, C]
+    odds = torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)  # [2, L, n, C]
+    nodes = torch.arange(answer.shape[1], device=answer.device)
     if len(answer) <= _PAIRED_LAYERS:
-        return _of_answers(odds.flatten(0, 1), answer)
-    own = odds.gather(-1, answer.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)  # [2, L, n]
-    return torch.cat([own.permute(1, 2, 0), _of_answers(odds.mean(1), answer)], -1)
-
-
-def gate_odds(metric: Tensor, decoder: Tensor) -> Tensor:
-    """Log-odds of every class by metric and by decoder, whose logits are [..., C]: [2, ..., C]."""
-    return torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)
+        return odds.flatten(0, 1)[:, nodes, answer].permute(1, 2, 0)
+    layers = torch.arange(len(answer), device=answer.device).unsqueeze(1)
+    own, mean = odds[:, layers, nodes, answer], odds.mean(1)[:, nodes, answer]  # [2, L, n] each
+    return torch.cat([own, mean]).permute(1, 2, 0)
 
 
 def log_odds_at(logits: Tensor, classes: Tensor) -> Tensor:
@@ -107,17 +103,10 @@ def gate_table(gate: Tensor) -> Tensor:
     return own.unsqueeze(-1) * torch.eye(layers).to(gate)[:, None] + mean.unsqueeze(-1) / layers
 
 
-def _of_answers(odds: Tensor, answer: Tensor) -> Tensor:
-    """The entries of `odds` [K, n, C] for every layer's answer [L, n]: [L, n, K]."""
-    spread = odds.unsqueeze(0).expand(len(answer), *odds.shape)
-    asked = answer[:, None, :, None].expand(-1, len(odds), -1, 1)
-    return spread.gather(-1, asked).squeeze(-1).transpose(1, 2)
-
-
 def fit_gate(
     features: Tensor, right: Tensor, used: Tensor | None = None, ridge: float = 1.0, steps: int = 50
 ) -> Tensor:
-    r"""Per layer a ridge logistic regression :math:`P(\text{right}) = \sigma(w \cdot f + b)`.
+    r"""Fit per layer a ridge logistic regression :math:`P(\text{right}) = \sigma(w \cdot f + b)`.
 
     Parameters
     ----------
@@ -156,8 +145,8 @@ def fit_gate(
 
 
 def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds). Of
-    many nodes a part is fitted on, as in `fit_temperature`."""
+    """Return the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds;
+    of many nodes a part is used, as in `fit_temperature`."""
     nodes = torch.arange(right.shape[1], device=right.device)
     every = max(1, len(nodes) // _ENOUGH)
     fold = nodes // every % FOLDS
@@ -168,6 +157,6 @@ def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gate_score(features: Tensor, gate: Tensor) -> Tensor:
-    """Log-odds that layer l's decoder is right, [L, n]."""
+    """Return the log-odds that layer l's decoder is right, [L, n]."""
     gate = gate.to(features.dtype)
     return (features @ gate[:, :-1].unsqueeze(-1)).squeeze(-1) + gate[:, -1:]

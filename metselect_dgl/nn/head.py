@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import functional as MF
 from ..checks import check_index, check_layers, labelled
 from .layer_rows import LayerStack
-from .source import LayerSource, StoredLayers
+from .source import LayerSource
 
 
 @dataclass
@@ -48,6 +48,7 @@ class LayerHead(nn.Module):
     """
 
     layerwise = False  # whether layers can be scored one at a time
+    decodes_layers = False  # whether every layer has logits of its own
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__()
@@ -122,8 +123,16 @@ class LayerHead(nn.Module):
         self.check_calibration(len(labels))
         return replace(self.compare(stack, labels), index=index)
 
+    def decode_layer(self, depth: int, h: Tensor) -> Tensor:
+        """Return the logits of layer `depth` at rows of it, [n, C]."""
+        return self.decoders[depth](h)
+
     def layer_logits(self, layers: Sequence[Tensor], index: Tensor | None = None) -> Tensor | None:
         """Return the logits of every layer's own decoder, [L, n, C]; None if there are none."""
+        if not self.decodes_layers:
+            return None
+        rows = LayerStack.of(layers, index).rows()
+        return torch.stack([self.decode_layer(depth, h) for depth, h in enumerate(rows)])
 
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict | None:
         """Return what every layer measures at one row; None for a head that measures nothing."""
@@ -141,7 +150,7 @@ class LayerwiseHead(LayerHead):
     """A head that scores one layer at a time, so that a layer can be released before the next one
     is computed; subclasses implement `score_layer` and `decode_layer`."""
 
-    layerwise = True
+    layerwise = decodes_layers = True
     lowest_wins = False  # whether the layer with the lowest score is selected
     sees_all_layers = False  # whether scores depend on the answers of other layers
     scores_are_log_odds = False  # of the most likely class, as early exit needs them
@@ -151,15 +160,7 @@ class LayerwiseHead(LayerHead):
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores a layer")
 
     def decode_layer(self, depth: int, h: Tensor) -> Tensor:
-        """Return the logits of layer `depth` at rows of it, [n, C]."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decodes a layer")
-
-    def all_logits(self, stack: LayerStack) -> Tensor:
-        """Return the logits of every layer's decoder, [L, n, C]."""
-        return torch.stack([self.decode_layer(depth, h) for depth, h in enumerate(stack.rows())])
-
-    def layer_logits(self, layers, index=None):
-        return self.all_logits(LayerStack.of(layers, index))
 
     def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
         from .inference import predict_layer_by_layer
@@ -177,8 +178,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def as_source(stack: LayerStack) -> StoredLayers:
-    """Return the rows of a stack as a source."""
-    return StoredLayers(stack.rows, None, stack.n_rows)

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import dgl
-import dgl.function as fn
+import dgl.ops
 import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
 from .decoders import LinearDecoders
 from .head import LayerHead, Selection, evaluating
-from .layer_rows import LayerRows, LayerStack
+from .layer_rows import LayerRows
 from .model import LayerSelect
 from .prepared import PreparedGraphs
 from .source import layer_source
@@ -31,15 +31,14 @@ def local_hops(graph: DGLGraph, feat: Tensor, eps: float, depth: int) -> Tensor:
     for k in range(depth):
         near = (x - limit).norm(dim=1) < eps
         hops = torch.where(near & (hops == depth), k, hops)
-        with looped.local_scope():
-            looped.ndata["x"] = x
-            looped.update_all(fn.copy_u("x", "m"), fn.mean("m", "x"))
-            x = looped.ndata["x"]
+        x = dgl.ops.copy_u_mean(looped, x)
     return hops
 
 
 class GivenHead(LayerHead):
     """Decode every node from a layer that is known beforehand: `layer` [N]."""
+
+    decodes_layers = True
 
     def __init__(self, in_feats, n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -51,11 +50,8 @@ class GivenHead(LayerHead):
         return replace(self.select(stack, labels, layer=layer), index=index)
 
     def select(self, stack, labels, logits=True, *, layer: Tensor) -> Selection:
-        kept, loss = self.decoders.decode(stack.stored(), layer, labels, logits=logits)
+        kept, loss = stack.stored().decode(self.decoders, layer, labels, logits=logits)
         return Selection(kept, layer, loss=loss)
-
-    def layer_logits(self, layers, index=None):
-        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class NDLSelect(LayerSelect):
@@ -109,7 +105,9 @@ class NDLSelect(LayerSelect):
     def _hops_of(self, graph, feat: Tensor) -> Tensor:
         if not isinstance(graph, list | tuple):
             prepared = self.prepared.get(graph, feat)
-            return prepared.hops(feat, lambda g, x: local_hops(g, x, self.eps, self.depth))
+            return prepared.propagated(
+                feat, None, lambda g, x: local_hops(g, x, self.eps, self.depth)
+            )
         if self.hops is None:
             raise RuntimeError("call precompute(graph, feat) with the whole graph before blocks")
         return self.hops[graph[-1].dstdata[dgl.NID]]

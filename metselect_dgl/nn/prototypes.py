@@ -97,7 +97,10 @@ class Prototypes(nn.Module):
         also from those of the other processes."""
         fourth = None
         if merge is not None:
-            moments, _ = _merged(_shifted(self, stack, labels), merge)
+            moments = _no_moments(self)
+            if len(labels):
+                moments = moments.merge(_finite_moments(stack, labels, self.n_classes))
+            moments, _ = _merged(moments, merge)
         else:
             moments = _finite_moments(stack, labels, self.n_classes)
             if self.shrinkage == "ledoit_wolf":
@@ -197,14 +200,6 @@ def _no_moments(prototypes: Prototypes) -> MF.Moments:
     """Return the moments of no node about the prototypes (0 before there are any): the same shifts
     in all processes, so that their sums add up."""
     return MF.Moments.zeros([mean.clone() for mean in prototypes.means])
-
-
-def _shifted(prototypes: Prototypes, stack: LayerStack, labels: Tensor) -> MF.Moments:
-    """Return the moments of the rows, of which there may be none, about the prototypes."""
-    moments = _no_moments(prototypes)
-    if len(labels) == 0:
-        return moments
-    return moments.merge(_finite_moments(stack, labels, prototypes.n_classes))
 
 
 def _merged(moments: MF.Moments, merge: Merge) -> tuple[MF.Moments, int]:

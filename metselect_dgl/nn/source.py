@@ -76,12 +76,7 @@ class StoredLayers(LayerSource):
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
         for depth, h in enumerate(self.layers):
-            yield depth, _tiles(h)
-
-
-def _tiles(h: Tensor) -> Batches:
-    for start in range(0, max(len(h), 1), TILE):
-        yield slice(start, start + TILE), h[start : start + TILE]
+            yield depth, batches_of(h, TILE)
 
 
 class GraphSource(LayerSource):
@@ -124,10 +119,9 @@ class GraphSource(LayerSource):
     def _first(self, prepared, index: Tensor | None) -> LayerRows:
         """Return layer 0, a linear map of the features."""
         backbone, feat = self.backbone, self.feat
-        if backbone.drops:
+        if backbone.drops or feat.requires_grad:
             return LayerRows(backbone.first_layer(LayerRows(feat, index).rows()))
-        constant = None if feat.requires_grad else prepared.features(feat, index)
-        return LayerRows(feat, index, backbone.input, constant)
+        return LayerRows(feat, index, backbone.input, prepared.features(feat, index))
 
     def _next(
         self, depth: int, prepared, h: Tensor, index: Tensor | None
@@ -138,8 +132,9 @@ class GraphSource(LayerSource):
         conv = backbone.convs[depth]
         fuses = backbone.fuses(conv, h)
         constant = depth == 0 and not backbone.drops and not h.requires_grad
+        once = constant and backbone.propagate_once and not backbone.runs_as_module(conv, h)
         sparse = prepared.features(h, None).sparse() if fuses and constant else None
-        if constant and sparse is None and backbone.propagates(conv, h):
+        if once and sparse is None:
             propagated = prepared.propagated(h, index, convolution.propagate)
             out = convolution.transform(conv, propagated, LayerRows(h, index))
             return out, h, index is not None
@@ -203,14 +198,12 @@ class BatchedSource(LayerSource):
         """Return the rows `index` of every layer, without gradients."""
         if index is None:
             index = torch.arange(self.n_rows, device=self.feat.device)
-        wanted, back = index.unique(return_inverse=True)  # a node may be asked for twice
-        place = torch.full((self.n_rows,), -1, device=index.device)
-        place[wanted] = torch.arange(len(wanted), device=index.device)
+        _, back = index.unique(return_inverse=True)  # a node may be asked for twice
+        wanted = torch.zeros(self.n_rows, dtype=torch.bool, device=index.device)
+        wanted[index] = True
         layers = []
         for _, batches in self.sweep():
-            parts = []
-            for rows, h in batches:
-                parts.append(h[place[rows] >= 0])
+            parts = [h[wanted[rows]] for rows, h in batches]
             layers.append(torch.cat(parts)[back])
         return LayerStack.of(layers)
 
@@ -240,14 +233,12 @@ class BatchedSource(LayerSource):
         return self.layer_on_block(depth, block, h[sources])
 
     def nodes(self, depth: int) -> Iterator[tuple[Rows, Tensor]]:
-        """Yield rows and nodes of every batch of a layer."""
+        """Return an iterator over the rows and nodes of every batch of a layer."""
         pending = self.pending[depth]
         if pending is None:
             everything = torch.arange(self.n_rows, device=self.feat.device)
-            yield from batches_of(everything, self.batch_size)
-            return
-        for nodes in pending.nonzero().squeeze(1).split(self.batch_size):
-            yield nodes, nodes
+            return batches_of(everything, self.batch_size)
+        return ((nodes, nodes) for nodes in pending.nonzero().squeeze(1).split(self.batch_size))
 
     def store(self, depth: int, width: int) -> Tensor:
         """Return room for a layer of all nodes."""
@@ -266,11 +257,11 @@ class BatchedSource(LayerSource):
         self.pending[depth + 1] = upstream
 
 
-def batches_of(nodes: Tensor, batch_size: int) -> Iterator[tuple[Rows, Tensor]]:
+def batches_of(values: Tensor, batch_size: int) -> Batches:
     """Yield the positions and the entries of consecutive batches."""
-    for start in range(0, len(nodes), batch_size):
+    for start in range(0, len(values), batch_size):
         rows = slice(start, start + batch_size)
-        yield rows, nodes[rows]
+        yield rows, values[rows]
 
 
 @singledispatch

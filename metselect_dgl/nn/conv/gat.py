@@ -54,8 +54,8 @@ class GATConvolution(Convolution):
 class GAT(Backbone):
     """Layers of :class:`dgl.nn.GATConv`, `heads` attention heads side by side.
 
-    The width of a layer is that of all its heads together, so it must divide by `heads`. Other
-    options are those of :class:`Backbone`.
+    The width of a layer, of all its heads together, must divide by `heads`. Other options are those
+    of :class:`Backbone`.
 
     Examples
     --------
