@@ -11,7 +11,7 @@ from ..checks import check_feat, check_finite
 from ..functional import graph as MG
 from .conv.base import Convolution
 from .prepared import PreparedGraphs, add_self_loops
-from .sampler import check_no_loops, knows_degrees, sampling_graph
+from .sampler import knows_degrees, sampling_graph
 from .source import BatchedSource, GraphSource, LayerSource, StoredLayers, layer_source
 
 
@@ -97,9 +97,9 @@ class Backbone(nn.Module):
 
     def forward(self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor) -> list[Tensor]:
         """Return [h_0, ..., h_depth] on a graph, or of the seeds on one block per layer."""
-        if not is_blocks(graph):
+        blocks = blocks_of(graph)
+        if blocks is None:
             return GraphSource(self, graph, feat).stack().rows()
-        blocks = list(graph) if isinstance(graph, list | tuple) else [graph]
         if len(blocks) != self.num_layers:
             raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
         self.check_inputs(blocks[0], feat)
@@ -116,13 +116,11 @@ class Backbone(nn.Module):
         return self.input(self.dropped(feat))
 
     def layer_on_block(self, depth: int, block: DGLGraph, h: Tensor) -> Tensor:
-        """Return layer `depth` (1, 2, ...) at the targets of a block from layer depth - 1, or from
-        the features if depth is 1, at its sources. It is that of the whole graph if the block has
-        all neighbours of its targets and knows their degrees (:class:`DegreeSampler`)."""
+        """Return layer `depth` (1, 2, ...) at the targets of a block from the layer before, or the
+        features, at its sources: that of the whole graph if the block has all neighbours of its
+        targets and knows their degrees (:class:`DegreeSampler`)."""
         conv, h = self.convs[depth - 1], self.dropped(h)
-        if knows_degrees(block) and not self.runs_as_module(conv, h):
-            if self.self_loop:
-                check_no_loops(block)
+        if not self.runs_as_module(conv, h) and knows_degrees(block, self.self_loop):
             out = self.convolution.on_degrees(conv, block, h)
             if out is not None:
                 return torch.relu(out)
@@ -138,8 +136,7 @@ class Backbone(nn.Module):
     def check_exact_on_blocks(self) -> None:
         """Raise an error if a block with all neighbours does not give the layer of the graph."""
         for conv in self.convs:
-            as_module = self.runs_as_module(conv, self.input.weight)
-            if as_module and self.convolution.needs_degrees:
+            if self.convolution.needs_degrees and self.runs_as_module(conv, self.input.weight):
                 raise ValueError(
                     "a GraphConv that is hooked, under autocast or put in by a subclass counts "
                     "degrees inside a batch; leave out batch_size"
@@ -155,8 +152,7 @@ class Backbone(nn.Module):
         return self.dropout(h) if self.drops else h
 
     def runs_as_module(self, conv: nn.Module, h: Tensor) -> bool:
-        """Return whether the module itself has to be called: it is a subclass's, it has hooks, or
-        autocast is on."""
+        """Return whether the module itself is called: of a subclass, with hooks, in autocast."""
         hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
         return self.own_modules or hooked or torch.is_autocast_enabled(h.device.type)
 
@@ -173,20 +169,18 @@ class Backbone(nn.Module):
         )
 
 
-def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
-    """Return whether it is one block per layer, or the only one, instead of a whole graph."""
-    return isinstance(graph, list | tuple) or graph.is_block
+def blocks_of(graph: DGLGraph | Sequence[DGLGraph]) -> list[DGLGraph] | None:
+    """Return the blocks, one per layer, or None for a whole graph."""
+    if isinstance(graph, list | tuple):
+        return list(graph)
+    return [graph] if graph.is_block else None
 
 
 @layer_source.register
-def _(
-    backbone: Backbone,
-    graph: DGLGraph | Sequence[DGLGraph],
-    feat: Tensor,
-    batch_size: int | None = None,
-) -> LayerSource:
-    if is_blocks(graph):
-        seeds = (graph[-1] if isinstance(graph, list | tuple) else graph).num_dst_nodes()
+def _(backbone: Backbone, graph, feat: Tensor, batch_size: int | None = None) -> LayerSource:
+    blocks = blocks_of(graph)
+    if blocks is not None:
+        seeds = blocks[-1].num_dst_nodes()
         return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats, seeds)
     if batch_size is None:
         return GraphSource(backbone, graph, feat)

@@ -31,9 +31,8 @@ class FinalHead(LayerwiseHead):
         return Selection(kept, only + len(stack.layers) - 1, loss=loss)
 
     def score_layer(self, depth, h):
-        if depth + 1 < self.n_choices:
-            return None
-        return MF.log_odds(self.decoder(h)).amax(-1)
+        last = depth + 1 == self.n_choices
+        return MF.log_odds(self.decoder(h)).amax(-1) if last else None
 
     def decode_layer(self, depth, h):
         return self.decoder(h)
@@ -111,28 +110,24 @@ class JumpingMetSelectHead(LayerHead):
         layers = list(layers)
         return [self.lstm(layers), self.squeeze(self.cat(layers)), self.max(layers)]
 
-    def _stack(self, stack: LayerStack) -> LayerStack:
-        return LayerStack.of(self.merged(stack.rows()))
-
     def select(self, stack, labels, logits=True):
-        return self.head.select(self._stack(stack), labels, logits)
+        return self.head.select(LayerStack.of(self.merged(stack.rows())), labels, logits)
 
     def check_calibration(self, nodes):
         self.head.check_calibration(nodes)
 
     def estimate(self, stack, labels, merge=None):
-        self.head.estimate(self._stack(stack), labels, merge)
+        self.head.estimate(LayerStack.of(self.merged(stack.rows())), labels, merge)
 
     def compare(self, stack, labels):
-        return self.head.compare(self._stack(stack), labels)
+        return self.head.compare(LayerStack.of(self.merged(stack.rows())), labels)
 
     def layer_logits(self, layers, index=None):
         return self.head.layer_logits(self.merged(layers), index)
 
+    @torch.no_grad()
     def explain(self, layers, index):
-        """Return what :meth:`MetSelectHead.explain` does, over the three views."""
-        with torch.no_grad():
-            return self.head.explain(self.merged(layers), index)
+        return self.head.explain(self.merged(layers), index)
 
 
 class FinalSelect(LayerSelect):

@@ -1,4 +1,4 @@
-"""How the selected layer gives logits and a loss: by linear decoders, or by the metric itself."""
+"""Linear maps per layer, and how the selected layer gives logits and a loss."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from .losses import distance_loss, posterior_loss
 
 
 class LinearDecoders(nn.ModuleList):
-    """One linear decoder per layer."""
+    """One linear map per layer; to the number of classes, the decoders."""
 
     def __init__(self, in_feats: Sequence[int], out_feats: int, bias: bool = True) -> None:
         super().__init__(nn.Linear(width, out_feats, bias) for width in in_feats)

@@ -15,24 +15,19 @@ from .source import LayerSource
 
 @dataclass
 class Selection:
-    """The result of a head for the rows it was asked about (`index`, all of them if None).
+    """The result of a head for the rows it was asked about."""
 
-    `logits` [n, C], None in training if they were left out; `layer` [n], the selected layer;
-    `selected_by` [n], the score of that layer where layers were compared; `loss`, if labels were
-    given; `edges`, the number of edges aggregated, where they were counted.
-    """
-
-    logits: Tensor | None
-    layer: Tensor
-    selected_by: Tensor | None = None
-    index: Tensor | None = None
-    loss: Tensor | None = None
-    edges: int | None = None
+    logits: Tensor | None  # [n, C]; None in training if they were left out
+    layer: Tensor  # [n], the selected layer
+    selected_by: Tensor | None = None  # [n], the score of that layer where layers were compared
+    index: Tensor | None = None  # [n], the rows; None: all of them
+    loss: Tensor | None = None  # if labels were given
+    edges: int | None = None  # the number of edges aggregated, where they were counted
 
     @property
     def score(self) -> Tensor:
-        """The score by which the layer was selected (under the default rule its confidence, as
-        log-odds), or the confidence of the prediction where layers are not compared, [n]."""
+        """The score by which the layer was selected, or the confidence of the prediction, as
+        log-odds, where layers are not compared, [n]."""
         if self.selected_by is not None:
             return self.selected_by
         if self.logits is None:
@@ -84,8 +79,8 @@ class LayerHead(nn.Module):
         return None, None if index is None else check_index(index, rows, device)
 
     def select(self, stack: LayerStack, labels: Tensor | None, logits: bool = True) -> Selection:
-        """Return the selection for the rows of a stack, with the loss if there are labels, and
-        without logits if they are not wanted and the loss does not need them."""
+        """Return the selection for the rows of a stack, with the loss if there are labels; logits
+        may be left out if they are not wanted."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it selects")
 
     def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
@@ -101,15 +96,8 @@ class LayerHead(nn.Module):
         vector up over processes, in place."""
 
     def compare(self, stack: LayerStack, labels: Tensor) -> Selection:
-        """Fit on validation rows what makes layers comparable, nothing by default, and return the
-        selection for these rows."""
+        """Fit on validation rows what makes layers comparable, and return their selection."""
         return self.select(stack.stored(), None)
-
-    def check_layerwise(self) -> None:
-        """Raise an error if layers cannot be scored one at a time."""
-        if not self.layerwise:
-            name = type(self).__name__
-            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
 
     def check_calibration(self, nodes: int) -> None:
         """Raise an error if `compare` cannot use so few validation rows."""

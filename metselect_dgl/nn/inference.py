@@ -20,14 +20,9 @@ from .source import LayerSource, Rows, StoredLayers
 def predict_layer_by_layer(
     head: LayerwiseHead, source: LayerSource, *, exit_at: float = 1.0, progress: bool = False
 ) -> Selection:
-    """Return the selection for all rows of a source.
-
-    Parameters
-    ----------
-    exit_at : a row whose class is this probable at a layer (0 to 1) is settled there, and deeper
-        layers are computed only as far as other rows need them; at 1 all are computed
-    progress : show a progress bar
-    """
+    """Return the selection for all rows of a source. A row whose class has the probability
+    `exit_at` at a layer is settled there, and deeper layers are computed only as far as other rows
+    need them; at 1 all are computed. `progress` shows a progress bar."""
     if not 0 < exit_at <= 1:
         raise ValueError(f"exit_at is {exit_at}, expected a probability above 0, at most 1")
     if exit_at < 1 and not head.scores_are_log_odds:
@@ -40,7 +35,6 @@ def predict_layer_by_layer(
         answers = best.by_score()
         if together:
             best.by_gate(answers)
-            best.decode()
     return Selection(best.logits, best.layer, best.score, edges=source.n_edges)
 
 
@@ -117,13 +111,10 @@ class _BestLayer:
         return scores.masked_fill_(~self.head.prototypes.alive, -torch.inf)
 
     def by_gate(self, answers: Tensor) -> None:
-        """Select by the gate among the rows that are not settled."""
+        """Select by the gate among the rows that are not settled, and decode these."""
         score, layer = self.gate_scores(answers).max(1)
         self.score = torch.where(self.pending, score, self.score)
         self.layer = torch.where(self.pending, layer, self.layer)
-
-    def decode(self) -> None:
-        """Compute the logits of the selected layers."""
         for depth, rows, h in self._sweep():
             here = ((self.layer[rows] == depth) & self.pending[rows]).nonzero().squeeze(1)
             self.logits[_positions(rows, here)] = self.head.decode_layer(depth, h[here])

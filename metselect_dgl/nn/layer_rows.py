@@ -1,7 +1,4 @@
-"""The rows of the layers that a head consumes: stored, picked by an index, or not yet computed.
-
-No head asks which of these a layer is: it calls the methods of a `LayerStack`.
-"""
+"""The rows of the layers that a head consumes: stored, picked by an index, or not yet computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +12,12 @@ from .prepared import FeatureRows
 
 @dataclass
 class LayerRows:
-    """The n rows of one layer.
+    """The n rows of one layer, to which a linear map may still have to be applied."""
 
-    Parameters
-    ----------
-    source : [N, D], the stored layer; with `linear`, what the map is to be applied to
-    index : int64 [n], the rows in question; None: all of them
-    linear : a linear map that is not applied yet: moments and decoders can absorb it
-    features : with `linear`, what was prepared for the source, which is constant
-    """
-
-    source: Tensor
-    index: Tensor | None = None
-    linear: nn.Linear | None = None
-    features: FeatureRows | None = None
+    source: Tensor  # [N, D], the stored layer, or what the map is to be applied to
+    index: Tensor | None = None  # int64 [n], the rows in question; None: all of them
+    linear: nn.Linear | None = None  # the map, which moments and decoders can absorb
+    features: FeatureRows | None = None  # with a map, what was prepared for its constant source
 
     def __len__(self) -> int:
         return len(self.source if self.index is None else self.index)
@@ -52,8 +41,8 @@ class LayerRows:
 
     @property
     def worth_mapping(self) -> bool:
-        """Whether moments and decoders on the source cost less than the rows of the layer: they
-        take the square of the source's width, and in return no row is computed."""
+        """Whether moments and decoders on the source, at the cost of its width squared, cost less
+        than the rows of the layer."""
         return self.linear is not None and len(self) >= 16 * self.source.shape[1]
 
     def decoder(self, decoder: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -94,8 +83,7 @@ class LayerStack:
         return LayerStack([layer.stored(keep_maps) for layer in self.layers])
 
     def checked(self, nodes: Tensor | None = None) -> "LayerStack":
-        """Return the stack, or raise an error that names layer and node of the first value that is
-        not finite; rows are those of `nodes`."""
+        """Return the stack, or raise an error that names what is not finite; rows are `nodes`."""
         for depth, layer in enumerate(self.layers):
             if layer.index is None or layer.linear is not None:
                 check_finite([layer.rows()], depth, nodes)
@@ -105,9 +93,8 @@ class LayerStack:
 
     def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
         """Return the class moments of every layer; of a mapped one, those of its source, mapped."""
-        stored = [layer for layer in self.layers if layer.linear is None]
-        sources, index = [layer.source for layer in stored], [layer.index for layer in stored]
-        moments = MF.moments(sources, labels, n_classes, index=index)
+        stored = LayerStack([layer for layer in self.layers if layer.linear is None])
+        moments = MF.moments(**stored.sources(), labels=labels, n_classes=n_classes)
         for depth, layer in enumerate(self.layers):
             if layer.linear is not None:
                 source = layer.features.moments(labels, n_classes)
@@ -115,13 +102,10 @@ class LayerStack:
                 moments = moments.with_layer(depth, image)
         return moments
 
-    def class_distances(self, metric: dict) -> Tensor:
-        """Return the squared distance of every row to every class mean, [L, n, C]."""
-        return MF.class_distances(**self._sources(), **metric)
-
-    def metric_logits(self, metric: dict, temperature: Tensor | None = None) -> Tensor:
-        """Return the logits of the posterior of every layer, [L, n, C]."""
-        return MF.metric_logits(**self._sources(), **metric, temperature=temperature)
+    def sources(self) -> dict:
+        """Return the layers as the functions of :mod:`metselect_dgl.functional` take them."""
+        index = [layer.index for layer in self.layers]
+        return {"layers": [layer.source for layer in self.layers], "index": index}
 
     def select(
         self, metric: dict, temperature: Tensor, rule: str, labels: Tensor | None = None
@@ -137,15 +121,8 @@ class LayerStack:
                 source = layer.features.moments(labels, len(means[depth]))
                 means[depth] = source.means()[0].to(means[depth])
                 factors[depth] = factors[depth] @ layer.linear.weight.detach()
-        layer, _, score = MF.select_layer(
-            **self._sources(),
-            means=means,
-            factors=factors,
-            valid=metric["valid"],
-            temperature=temperature,
-            labels=labels,
-            rule=rule,
-        )
+        metric = {**metric, "means": means, "factors": factors, "temperature": temperature}
+        layer, _, score = MF.select_layer(**self.sources(), **metric, labels=labels, rule=rule)
         return layer, score
 
     def decode(
@@ -160,15 +137,10 @@ class LayerStack:
         without labels, and no logits beside a loss if they are not wanted."""
         pairs = zip(self.layers, decoders, strict=True)
         weights, biases = zip(*(rows.decoder(decoder) for rows, decoder in pairs), strict=True)
-        selected = {**self._sources(), "weights": weights, "biases": biases, "layer": layer}
+        selected = {**self.sources(), "weights": weights, "biases": biases, "layer": layer}
         if labels is None:
             return MF.selected_logits(**selected), None
         loss, kept = MF.selected_cross_entropy(
             **selected, labels=labels, deep_supervision=deep_supervision, keep_logits=logits
         )
         return kept, loss
-
-    def _sources(self) -> dict:
-        """Return the layers as the functions of :mod:`metselect_dgl.functional` take them."""
-        index = [layer.index for layer in self.layers]
-        return {"layers": [layer.source for layer in self.layers], "index": index}

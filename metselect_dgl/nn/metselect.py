@@ -25,8 +25,7 @@ class MetSelectHead(LayerwiseHead):
         l^*_i = \arg\max_l \max_c \log \frac{p^{(l)}_{ic}}{1 - p^{(l)}_{ic}}
 
     In training the true class takes the place of the best one, and the prototypes are estimated
-    from the nodes of the call; in evaluation those of the last training call (or of `fit`) are
-    used.
+    from the nodes of the call; in evaluation those of the last training call are used.
 
     Parameters
     ----------
@@ -84,10 +83,8 @@ class MetSelectHead(LayerwiseHead):
         self.lowest_wins = rule == "opposite"
         self.scores_are_log_odds = rule == "confidence"
         self.decoders = LinearDecoders(self.in_feats, n_classes)
-        self.metric_decoder = None
-        if loss != "ce":
-            self.decoders.requires_grad_(False)  # kept, so that all losses have one state_dict
-            self.metric_decoder = MetricDecoder(loss, alpha)
+        self.decoders.requires_grad_(loss == "ce")  # kept, so that all losses have one state_dict
+        self.metric_decoder = None if loss == "ce" else MetricDecoder(loss, alpha)
         self.projections = Projections(self.in_feats, metric_dim).requires_grad_(loss != "ce")
         widths = [metric_dim or width for width in self.in_feats]
         self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage, source=moments)
@@ -124,13 +121,9 @@ class MetSelectHead(LayerwiseHead):
             kept, loss = stack.decode(self.decoders, layer, labels, deep, logits)
         else:
             known = self.prototypes.metric()
+            dist2 = MF.class_distances(**metric.sources(), **known)
             kept, loss = self.metric_decoder.decode(
-                metric.class_distances(known),
-                self.comparer.temperature,
-                layer,
-                labels,
-                known["valid"],
-                deep,
+                dist2, self.comparer.temperature, layer, labels, known["valid"], deep
             )
         return Selection(self.prototypes.predictable(kept), layer, score, loss=loss)
 
@@ -150,8 +143,7 @@ class MetSelectHead(LayerwiseHead):
         return -dist2 / (2 * self.comparer.temperature[depth])
 
     def log_odds_of(self, depth: int, h: Tensor, classes: Tensor) -> Tensor:
-        """Return the log-odds that layer `depth` gives to `classes` [n, K] by metric and by
-        decoder, [2, n, K]."""
+        """Return a layer's log-odds of `classes` [n, K] by metric and by decoder, [2, n, K]."""
         known = self.prototypes.metric(depth)
         metric = MF.metric_logits([self.projections.layer(depth, h)], **known)[0]
         metric = metric / self.comparer.temperature[depth]
@@ -171,7 +163,7 @@ class MetSelectHead(LayerwiseHead):
 
     def compare(self, stack, labels):
         metric = self.projections(stack)
-        measured = metric.metric_logits(self.prototypes.metric())
+        measured = MF.metric_logits(**metric.sources(), **self.prototypes.metric())
         scores = self.comparer.fit(measured, lambda: self.layer_logits(stack.rows()), labels)
         if scores is None:
             layer, score = self._choose(stack, metric)
@@ -181,18 +173,16 @@ class MetSelectHead(LayerwiseHead):
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
-        """Return what every layer measures at one node: dist2 and posterior [L, C], and, [L] each,
-        the temperature, the log-odds of its best class, the score it is selected by (`gated`: the
-        gate's), and its decoder's answer."""
+        """Return what every layer measures at one node: dist2 and posterior [L, C], and [L] each,
+        temperature, log-odds of the best class, score (`gated`: the gate's), decoder's answer."""
         stack, _, _ = self.check(layers, None, index)
-        metric, known = self.projections(stack), self.prototypes.metric()
-        dist2 = metric.class_distances(known)[:, 0]
-        logits = metric.metric_logits(known, self.comparer.temperature)[:, 0]
+        metric = {**self.projections(stack).sources(), **self.prototypes.metric()}
+        dist2 = MF.class_distances(**metric)[:, 0]
+        logits = MF.metric_logits(**metric, temperature=self.comparer.temperature)[:, 0]
         log_odds = MF.log_odds(logits).amax(-1)
         scores = {"confidence": log_odds, "distance": -dist2.amin(-1), "opposite": -log_odds}
-        score, gated = scores[self.rule], self.sees_all_layers
-        if gated:
-            score = gate_scores(self, stack)[0]
+        gated = self.sees_all_layers
+        score = gate_scores(self, stack)[0] if gated else scores[self.rule]
         return {
             "dist2": dist2,
             "posterior": logits.softmax(-1),

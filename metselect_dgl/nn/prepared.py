@@ -65,7 +65,6 @@ class PreparedGraph:
     def __init__(self, graph: DGLGraph, self_loop: bool) -> None:
         self.structure = graph._graph
         self.looped = add_self_loops(graph) if self_loop else None
-        self.graph = graph
         self.fingerprint: tuple = ()
         self.indices: list[Tensor] = []
         self.of_graph: dict[tuple, Any] = {}

@@ -93,8 +93,7 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def estimate(self, stack: LayerStack, labels: Tensor, merge: Merge | None = None) -> None:
-        """Set the prototypes from the rows of a stack, whose classes are `labels`; with `merge`,
-        also from those of the other processes."""
+        """Set the prototypes from rows of classes `labels`; with `merge`, of all processes."""
         fourth = None
         if merge is not None:
             moments = _no_moments(self)
@@ -110,8 +109,7 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def learn(self, stack: LayerStack, labels: Tensor) -> None:
-        """Take in the rows of a training call, as `source` says; in a first epoch without
-        prototypes, those of what was gathered so far are used."""
+        """Take in the rows of a training call; in a first epoch, use what was gathered so far."""
         if self.source == "call":
             self.estimate(stack, labels)
             return
@@ -141,8 +139,7 @@ class Prototypes(nn.Module):
             raise RuntimeError("there were no training calls to renew the moments from")
         self.set(gathered)
         _warn_missing(self)
-        self._starting = False
-        self.gathered = None
+        self.gathered, self._starting = None, False
         if self.source == "ema":
             means = [mean.clone() for mean in self.means]
             self.gathered = gathered.scaled(1 / processes).about(means)
@@ -163,8 +160,7 @@ class Prototypes(nn.Module):
 
     def metric(self, depth: int | None = None) -> dict:
         """Return means, factors and valid classes as :mod:`metselect_dgl.functional` takes them: of
-        one layer, or of all as copies, so that an update does not disturb a backward pass that is
-        still to come."""
+        one layer, or of all as copies, which an update before the backward pass leaves alone."""
         valid = self.valid
         if not valid.any():
             raise RuntimeError(
@@ -197,8 +193,7 @@ def _finite_moments(stack: LayerStack, labels: Tensor, n_classes: int) -> MF.Mom
 
 
 def _no_moments(prototypes: Prototypes) -> MF.Moments:
-    """Return the moments of no node about the prototypes (0 before there are any): the same shifts
-    in all processes, so that their sums add up."""
+    """Return the moments of no node about the prototypes, the same shifts in all processes."""
     return MF.Moments.zeros([mean.clone() for mean in prototypes.means])
 
 

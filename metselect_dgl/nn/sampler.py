@@ -63,13 +63,26 @@ def sampling_graph(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
     partitioned graph is returned as it is."""
     if not backbone.self_loop or not isinstance(graph, dgl.DGLGraph):
         return graph
-    source, target = graph.edges()
-    return dgl.remove_self_loop(graph) if (source == target).any() else graph
+    return dgl.remove_self_loop(graph) if has_loops(graph) else graph
 
 
-def knows_degrees(block: dgl.DGLGraph) -> bool:
-    """Return whether a `DegreeSampler` made the block."""
-    return IN_DEGREE in block.dstdata and OUT_DEGREE in block.srcdata
+def knows_degrees(block: dgl.DGLGraph, adds_loops: bool) -> bool:
+    """Return whether a `DegreeSampler` made the block; raise an error if its degrees count loops
+    and the backbone adds its own."""
+    if IN_DEGREE not in block.dstdata or OUT_DEGREE not in block.srcdata:
+        return False
+    if adds_loops and has_loops(block):
+        raise ValueError(
+            "the blocks have self-loops and the backbone adds its own (self_loop=True); sample "
+            "from dgl.remove_self_loop(graph)"
+        )
+    return True
+
+
+def has_loops(graph: dgl.DGLGraph) -> bool:
+    """Return whether an edge of a graph or block starts and ends at the same node."""
+    source, target = graph.edges()  # in a block, equal numbers are the same node
+    return bool((source == target).any())
 
 
 def no_in_edges() -> dgl.DGLError:
@@ -78,16 +91,6 @@ def no_in_edges() -> dgl.DGLError:
         "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
         "or let them pass (allow_zero_in_degree=True)"
     )
-
-
-def check_no_loops(block: dgl.DGLGraph) -> None:
-    """Raise an error if the degrees count loops, for a backbone that adds its own."""
-    source, target = block.edges()  # in a block, equal numbers are the same node
-    if (source == target).any():
-        raise ValueError(
-            "the blocks have self-loops and the backbone adds its own (self_loop=True); sample "
-            "from dgl.remove_self_loop(graph)"
-        )
 
 
 def neighbour_sum(block: dgl.DGLGraph, h: Tensor) -> Tensor:

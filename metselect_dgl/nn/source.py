@@ -1,7 +1,6 @@
 """Sources of layers: a whole graph, stored layers (of blocks or of any module), and batches.
 
-A source gives the layers of one graph and its features. Heads and calibration consume them without
-knowing how they are computed.
+Heads consume the layers of a source without knowing how they are computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,8 @@ class LayerSource:
         return self
 
     def settle(self, depth: int, pending: Tensor) -> None:
-        """After layer `depth`, compute deeper layers only as far as the rows `pending` [n_rows],
-        a mask, need them; nothing is saved where all rows of a layer are computed together."""
+        """After layer `depth`, compute deeper layers only as far as the mask `pending` [n_rows]
+        needs them; nothing is saved where all rows of a layer are computed together."""
 
 
 class StoredLayers(LayerSource):
@@ -87,8 +86,7 @@ class GraphSource(LayerSource):
         self.n_rows = graph.num_nodes()
 
     def stack(self, index: Tensor | None = None) -> LayerStack:
-        """Return the rows `index` of every layer: of the last layer no others are computed, and
-        the first one is not stored."""
+        """Return the rows `index` of every layer; of the last one no others are computed."""
         prepared = self._prepare()
         index = prepared.known(index)
         layers, h = [self._first(prepared, index)], self.feat
@@ -102,9 +100,8 @@ class GraphSource(LayerSource):
         return LayerStack([*layers, LayerRows(h, None if reduced else index)])
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
-        prepared = self._prepare()
+        prepared, h = self._prepare(), self.feat
         yield 0, _whole(0, self._first(prepared, None).rows())
-        h = self.feat
         for depth in range(self.backbone.num_layers):
             h = self._next(depth, prepared, h, None)[0]
             yield depth + 1, _whole(depth + 1, h)
@@ -126,8 +123,7 @@ class GraphSource(LayerSource):
     def _next(
         self, depth: int, prepared, h: Tensor, index: Tensor | None
     ) -> tuple[Tensor, Tensor, bool]:
-        """Return the layer after `h`, `h` for further use, and whether only the rows `index` were
-        computed."""
+        """Return the next layer, `h` for further use, and whether only `index` was computed."""
         backbone, convolution = self.backbone, self.backbone.convolution
         conv = backbone.convs[depth]
         fuses = backbone.fuses(conv, h)
@@ -159,8 +155,7 @@ class BatchedSource(LayerSource):
     backbone : a module with `layer_feats` and two methods: `first_layer(feat)` returns layer 0 of
         the nodes whose features are given; `layer_on_block(depth, block, h)` returns layer `depth`
         (1, 2, ...) at the targets of a block from layer depth - 1, or from the features if depth
-        is 1, at its sources. The block has all in-neighbours of its targets, and their degrees in
-        the graph as :class:`DegreeSampler` stores them
+        is 1, at its sources. The block is of a :class:`DegreeSampler` and has all in-neighbours
     loops : the backbone adds a self-loop to every node, which counts as an edge
     """
 
@@ -273,9 +268,7 @@ def layer_source(
 ) -> LayerSource:
     """Return the source of the layers of a graph, or of blocks.
 
-    Any module that returns its layers will do; :class:`Backbone` registers its own sources. With a
-    `batch_size`, layers are computed in batches; see :class:`BatchedSource` for what the module
-    must offer.
+    Any module that returns its layers will do; with a `batch_size`, see :class:`BatchedSource`.
     """
     if batch_size is None:
         return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats)

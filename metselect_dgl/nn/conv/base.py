@@ -54,9 +54,8 @@ class Convolution:
         index: Tensor | None,
         sparse: SparseRows | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer at the targets of `edges`, and `h` for further use: a gradient to
-        the returned one is added inside the backward pass of the convolution. `sparse` is `h` in
-        compressed form, where it is mostly 0."""
+        """Return the next layer at the targets of `edges`, and `h` for further use, the gradient
+        of which is added inside the backward pass; `sparse` is `h` where it is mostly 0."""
         raise NotImplementedError(f"{type(self).__name__} is not computed on edges")
 
     def on_degrees(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor | None:

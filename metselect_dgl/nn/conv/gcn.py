@@ -23,8 +23,7 @@ class GCNConvolution(Convolution):
         return GraphConv(in_feats, out_feats, allow_zero_in_degree=self.allow_zero_in_degree)
 
     def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
-        allow = self.allow_zero_in_degree
-        width = feat.shape[1]
+        allow, width = self.allow_zero_in_degree, feat.shape[1]
         average = GraphConv(width, width, weight=False, bias=False, allow_zero_in_degree=allow)
         return average(graph, feat.detach())
 
