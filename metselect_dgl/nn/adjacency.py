@@ -26,7 +26,7 @@ class Adjacency(NamedTuple):
 
     @classmethod
     def of(cls, graph: DGLGraph, index: Tensor | None = None) -> "Adjacency":
-        """The edges into all nodes, or into the nodes `index`, in that order."""
+        """Return the edges into all nodes, or into the nodes `index`, in that order."""
         source, target = (ends.long() for ends in graph.edges())  # whatever its format
         indices = source[target.argsort(stable=True)]
         degrees, out_degrees = graph.in_degrees().long(), graph.out_degrees().long()
@@ -43,15 +43,13 @@ class Adjacency(NamedTuple):
         return cls(indptr, indices.int(), back_indptr, *small, degrees, out_degrees)
 
     def neighbour_sum(self, feat: Tensor, *, normalized: bool = False) -> tuple[Tensor, Tensor]:
-        """(A h, h), or D^{-1/2} A D^{-1/2} h; see `metselect_dgl.functional.graph.neighbour_sum`.
-
-        A node without edges counts as if it had one.
-        """
-        scales = {}
-        if normalized:
-            ends = ("source_scale", self.out_degrees), ("target_scale", self.in_degrees)
-            scales = {name: d.clamp(min=1).to(feat.dtype).rsqrt() for name, d in ends}
-        return MG.neighbour_sum(*self[:4], feat, **scales)
+        """Return (A h, h), or (D^{-1/2} A D^{-1/2} h, h), where a node without edges counts as if
+        it had one; see `metselect_dgl.functional.graph.neighbour_sum`."""
+        if not normalized:
+            return MG.neighbour_sum(*self[:4], feat)
+        degrees = self.out_degrees, self.in_degrees
+        source, target = (d.clamp(min=1).to(feat.dtype).rsqrt() for d in degrees)
+        return MG.neighbour_sum(*self[:4], feat, source_scale=source, target_scale=target)
 
 
 class SparseRows(NamedTuple):
@@ -67,26 +65,20 @@ class SparseRows(NamedTuple):
     @classmethod
     def of(cls, matrix: Tensor) -> "SparseRows":
         row, column = matrix.nonzero().T
-        order = column.argsort(stable=True)
-        values = matrix[row, column]
-        return cls(
-            _pointers(torch.bincount(row, minlength=matrix.shape[0])),
-            column.int(),
-            _pointers(torch.bincount(column, minlength=matrix.shape[1])),
-            row[order].int(),
-            values,
-            values[order],
-        )
+        order, values = column.argsort(stable=True), matrix[row, column]
+        indptr = _pointers(torch.bincount(row, minlength=matrix.shape[0]))
+        back_indptr = _pointers(torch.bincount(column, minlength=matrix.shape[1]))
+        return cls(indptr, column.int(), back_indptr, row[order].int(), values, values[order])
 
     @classmethod
     def if_sparse(cls, matrix: Tensor) -> "SparseRows | None":
-        """Where that is faster than a dense product."""
+        """Return the compressed form where that is faster than a dense product, else None."""
         if not MG.compiled(matrix.device) or 16 * matrix.count_nonzero() > matrix.numel():
             return None
         return cls.of(matrix)
 
     def times(self, weight: Tensor) -> Tensor:
-        """The product with a dense [F, D]."""
+        """Return the product with a dense [F, D]."""
         edges, (weights, back_weights) = self[:4], self[4:]
         return MG.neighbour_sum(*edges, weight, weights=weights, back_weights=back_weights)[0]
 

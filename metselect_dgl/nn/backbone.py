@@ -11,7 +11,7 @@ from ..checks import check_feat, check_finite
 from ..functional import graph as MG
 from .conv.base import Convolution
 from .prepared import PreparedGraphs, add_self_loops
-from .sampler import sampling_graph
+from .sampler import knows_degrees, sampling_graph
 from .source import BatchedSource, GraphSource, LayerSource, StoredLayers, layer_source
 
 
@@ -21,8 +21,8 @@ class Backbone(nn.Module):
     .. math:: h_0 = W_0 X + b_0, \quad h_1 = \mathrm{ReLU}(\mathrm{conv}_1(G, X)), \quad
               h_{l+1} = \mathrm{ReLU}(\mathrm{conv}_{l+1}(G, h_l))
 
-    What is derived from graph, features and index is kept in `prepared` while they stay the same.
-    A subclass that overrides `make_conv` runs its modules as they are.
+    `prepared` keeps what is derived from graph, features and index while they stay the same. A
+    subclass that overrides `make_conv` runs its modules as they are.
 
     Parameters
     ----------
@@ -33,11 +33,10 @@ class Backbone(nn.Module):
         `allow_zero_in_degree` (let nodes without in-edges pass instead of DGL's error)
     num_layers : depth; the stack has one layer more, the features
     dropout : on the input of every layer
-    propagate_once : aggregate the features once and for all while graph and features stay the
-        same: the same model up to rounding. Features that go through dropout are aggregated in
-        every call, and so are those of blocks; features that are mostly 0 are multiplied by the
-        weights first, where the compiled backend is available, which costs less. By default on
-        for convolutions that aggregate before their weights, unless ``engine="dgl"``
+    propagate_once : aggregate the features once while graph and features stay the same: the same
+        model up to rounding. Not for features under dropout, of blocks, or mostly 0 (with the
+        compiled backend, to multiply these by the weights first costs less). By default on for
+        convolutions that aggregate before their weights, unless ``engine="dgl"``
     engine : ``"dgl"``: DGL's convolutions; ``"fused"``: ours with the same parameters, on a whole
         graph; ``"auto"``: fused where the compiled backend is available
     """
@@ -68,13 +67,13 @@ class Backbone(nn.Module):
             raise ValueError(f"hidden has {len(widths)} widths for {num_layers + 1} layers")
         if engine not in self.ENGINES:
             raise ValueError(f"engine is {engine!r}; use one of {', '.join(self.ENGINES)}")
-        convolution = convolution.as_module() if self.own_modules else convolution
-        if engine == "fused" and not convolution.fused:
+        if engine == "fused" and (self.own_modules or not convolution.fused):
             raise ValueError(f"engine='fused' is not for {type(self).__name__}")
-        if propagate_once and not convolution.propagates:
+        propagates = convolution.propagates and not self.own_modules
+        if propagate_once and not propagates:
             raise ValueError(f"propagate_once is not for {type(self).__name__}")
         if propagate_once is None:
-            propagate_once = convolution.propagates and engine != "dgl"
+            propagate_once = propagates and engine != "dgl"
         self.convolution, self.self_loop = convolution, convolution.self_loop
         self.propagate_once, self.engine = propagate_once, engine
         self.in_feats, self.layer_feats, self.num_layers = in_feats, widths, num_layers
@@ -84,8 +83,7 @@ class Backbone(nn.Module):
         self.prepared = PreparedGraphs(self.self_loop)
 
     def _make_convs(self) -> list[nn.Module]:
-        widths = [self.in_feats, *self.layer_feats[1:]]
-        return [self.make_conv(*pair) for pair in pairwise(widths)]
+        return [self.make_conv(*pair) for pair in pairwise([self.in_feats, *self.layer_feats[1:]])]
 
     def make_conv(self, in_feats: int, out_feats: int) -> nn.Module:
         """Return one convolution; its output is flattened to [N, out_feats]."""
@@ -99,9 +97,9 @@ class Backbone(nn.Module):
 
     def forward(self, graph: DGLGraph | Sequence[DGLGraph], feat: Tensor) -> list[Tensor]:
         """Return [h_0, ..., h_depth] on a graph, or of the seeds on one block per layer."""
-        if not is_blocks(graph):
+        blocks = blocks_of(graph)
+        if blocks is None:
             return GraphSource(self, graph, feat).stack().rows()
-        blocks = list(graph) if isinstance(graph, list | tuple) else [graph]
         if len(blocks) != self.num_layers:
             raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
         self.check_inputs(blocks[0], feat)
@@ -118,12 +116,14 @@ class Backbone(nn.Module):
         return self.input(self.dropped(feat))
 
     def layer_on_block(self, depth: int, block: DGLGraph, h: Tensor) -> Tensor:
-        """Return layer `depth` (1, 2, ...) at the targets of a block from layer depth - 1, or from
-        the features if depth is 1, at its sources. It is that of the whole graph if the block has
-        all neighbours of its targets and knows their degrees (:class:`DegreeSampler`)."""
+        """Return layer `depth` (1, 2, ...) at the targets of a block from the layer before, or the
+        features, at its sources: that of the whole graph if the block has all neighbours of its
+        targets and knows their degrees (:class:`DegreeSampler`)."""
         conv, h = self.convs[depth - 1], self.dropped(h)
-        if not runs_as_module(conv, h):
-            return self.convolution.on_block(conv, block, h)
+        if not self.runs_as_module(conv, h) and knows_degrees(block, self.self_loop):
+            out = self.convolution.on_degrees(conv, block, h)
+            if out is not None:
+                return torch.relu(out)
         block = add_self_loops(block) if self.self_loop else block
         return self.convolution.on_graph(conv, block, h)
 
@@ -136,8 +136,7 @@ class Backbone(nn.Module):
     def check_exact_on_blocks(self) -> None:
         """Raise an error if a block with all neighbours does not give the layer of the graph."""
         for conv in self.convs:
-            as_module = self.own_modules or runs_as_module(conv, self.input.weight)
-            if as_module and self.convolution.needs_degrees:
+            if self.convolution.needs_degrees and self.runs_as_module(conv, self.input.weight):
                 raise ValueError(
                     "a GraphConv that is hooked, under autocast or put in by a subclass counts "
                     "degrees inside a batch; leave out batch_size"
@@ -152,14 +151,15 @@ class Backbone(nn.Module):
         """Apply dropout if it is active; at 0 the module would still make a copy."""
         return self.dropout(h) if self.drops else h
 
-    def fuses(self, conv: nn.Module, h: Tensor) -> bool:
-        """Whether a convolution is computed on edges instead of by its module."""
-        wanted = self.engine == "fused" or (self.engine == "auto" and MG.compiled(h.device))
-        return wanted and self.convolution.fused and not runs_as_module(conv, h)
+    def runs_as_module(self, conv: nn.Module, h: Tensor) -> bool:
+        """Return whether the module itself is called: of a subclass, with hooks, in autocast."""
+        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
+        return self.own_modules or hooked or torch.is_autocast_enabled(h.device.type)
 
-    def propagates(self, conv: nn.Module, h: Tensor) -> bool:
-        """Whether constant features are aggregated once and for all."""
-        return self.propagate_once and not runs_as_module(conv, h)
+    def fuses(self, conv: nn.Module, h: Tensor) -> bool:
+        """Return whether a convolution is computed on edges instead of by its module."""
+        wanted = self.engine == "fused" or (self.engine == "auto" and MG.compiled(h.device))
+        return wanted and self.convolution.fused and not self.runs_as_module(conv, h)
 
     def extra_repr(self) -> str:
         return (
@@ -169,29 +169,19 @@ class Backbone(nn.Module):
         )
 
 
-def runs_as_module(conv: nn.Module, h: Tensor) -> bool:
-    """Whether the module itself has to be called: for its hooks, or under autocast."""
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
-    return hooked or torch.is_autocast_enabled(h.device.type)
-
-
-def is_blocks(graph: DGLGraph | Sequence[DGLGraph]) -> bool:
-    """Whether it is one block per layer, or the only one, instead of a whole graph."""
-    return isinstance(graph, list | tuple) or graph.is_block
+def blocks_of(graph: DGLGraph | Sequence[DGLGraph]) -> list[DGLGraph] | None:
+    """Return the blocks, one per layer, or None for a whole graph."""
+    if isinstance(graph, list | tuple):
+        return list(graph)
+    return [graph] if graph.is_block else None
 
 
 @layer_source.register
-def _(
-    backbone: Backbone,
-    graph: DGLGraph | Sequence[DGLGraph],
-    feat: Tensor,
-    batch_size: int | None = None,
-) -> LayerSource:
-    if is_blocks(graph):
-        seeds = graph[-1] if isinstance(graph, list | tuple) else graph
-        return StoredLayers(
-            lambda: backbone(graph, feat), backbone.layer_feats, seeds.num_dst_nodes()
-        )
+def _(backbone: Backbone, graph, feat: Tensor, batch_size: int | None = None) -> LayerSource:
+    blocks = blocks_of(graph)
+    if blocks is not None:
+        seeds = blocks[-1].num_dst_nodes()
+        return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats, seeds)
     if batch_size is None:
         return GraphSource(backbone, graph, feat)
     backbone.check_inputs(graph, feat)

@@ -16,14 +16,9 @@ from .model import LayerSelect
 
 
 class FinalHead(LayerwiseHead):
-    """FinalSelect: decode every node from the last layer, as a plain GNN does.
+    """FinalSelect: decode every node from the last layer, as a plain GNN does."""
 
-    Examples
-    --------
-    >>> import torch
-    >>> FinalHead([8, 8], 3)([torch.randn(5, 8), torch.randn(5, 8)]).layer
-    tensor([1, 1, 1, 1, 1])
-    """
+    decodes_layers = False
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -32,22 +27,15 @@ class FinalHead(LayerwiseHead):
     def select(self, stack, labels, logits=True):
         last = LayerStack([stack.layers[-1].stored()])
         only = torch.zeros(last.n_rows, dtype=torch.long, device=self.decoder.weight.device)
-        layer = only + len(stack.layers) - 1
-        if labels is None:
-            return Selection(last.decode([self.decoder], only), layer)
-        loss, kept = last.cross_entropy([self.decoder], only, labels, logits=logits)
-        return Selection(kept, layer, loss=loss)
+        kept, loss = last.decode([self.decoder], only, labels, logits=logits)
+        return Selection(kept, only + len(stack.layers) - 1, loss=loss)
 
     def score_layer(self, depth, h):
-        if depth + 1 < self.n_choices:
-            return None
-        return MF.log_odds(self.decoder(h)).amax(-1)
+        last = depth + 1 == self.n_choices
+        return MF.log_odds(self.decoder(h)).amax(-1) if last else None
 
     def decode_layer(self, depth, h):
         return self.decoder(h)
-
-    def layer_logits(self, layers, index=None):
-        """Return None: the other layers have no decoders."""
 
 
 class JumpingHead(LayerHead):
@@ -82,9 +70,10 @@ def _jumping(mode: str, in_feats: list[int]) -> JumpingKnowledge:
 class AttentionHead(LayerHead):
     """AttnSelect: the attention of JKNet-LSTM with the softmax replaced by its largest entry.
 
-    The hard choice has no gradient, so the attention learns through the soft one
-    (straight-through).
+    The hard choice has no gradient: the attention learns through the soft one (straight-through).
     """
+
+    decodes_layers = True
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -98,12 +87,9 @@ class AttentionHead(LayerHead):
         layer = attention.argmax(1)
         soft = attention.softmax(1)
         hard = F.one_hot(layer, len(rows)) + soft - soft.detach()
-        logits = torch.einsum("nl,lnc->nc", hard, self.decoders.decode_all(rows))
+        logits = torch.einsum("nl,lnc->nc", hard, self.layer_logits(rows))
         score = MF.log_odds(attention.detach()).amax(-1)
         return Selection(logits, layer, score, loss=_cross_entropy(logits, labels))
-
-    def layer_logits(self, layers, index=None):
-        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class JumpingMetSelectHead(LayerHead):
@@ -124,28 +110,24 @@ class JumpingMetSelectHead(LayerHead):
         layers = list(layers)
         return [self.lstm(layers), self.squeeze(self.cat(layers)), self.max(layers)]
 
-    def _stack(self, stack: LayerStack) -> LayerStack:
-        return LayerStack.of(self.merged(stack.rows()))
-
     def select(self, stack, labels, logits=True):
-        return self.head.select(self._stack(stack), labels, logits)
+        return self.head.select(LayerStack.of(self.merged(stack.rows())), labels, logits)
 
     def check_calibration(self, nodes):
         self.head.check_calibration(nodes)
 
     def estimate(self, stack, labels, merge=None):
-        self.head.estimate(self._stack(stack), labels, merge)
+        self.head.estimate(LayerStack.of(self.merged(stack.rows())), labels, merge)
 
     def compare(self, stack, labels):
-        return self.head.compare(self._stack(stack), labels)
+        return self.head.compare(LayerStack.of(self.merged(stack.rows())), labels)
 
     def layer_logits(self, layers, index=None):
         return self.head.layer_logits(self.merged(layers), index)
 
+    @torch.no_grad()
     def explain(self, layers, index):
-        """Return what :meth:`MetSelectHead.explain` does, over the three views."""
-        with torch.no_grad():
-            return self.head.explain(self.merged(layers), index)
+        return self.head.explain(self.merged(layers), index)
 
 
 class FinalSelect(LayerSelect):
@@ -164,45 +146,18 @@ class FinalSelect(LayerSelect):
 
 
 class AttnSelect(LayerSelect):
-    """The layer with the largest attention of a JKNet-LSTM.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = AttnSelect(GCN(8, 16, self_loop=True), 3)
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """The layer with the largest attention of a JKNet-LSTM."""
 
     head_class = AttentionHead
 
 
 class JKNet(LayerSelect):
-    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = JKNet(GCN(8, 16, self_loop=True), 3, mode="max")
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """JKNet: all layers merged by :class:`dgl.nn.JumpingKnowledge`; `mode` max, cat or lstm."""
 
     head_class = JumpingHead
 
 
 class JKNetMetSelect(LayerSelect):
-    """MetSelect among the three jumping-knowledge views of the layers.
-
-    Examples
-    --------
-    >>> import dgl, torch
-    >>> from metselect_dgl.nn import GCN
-    >>> model = JKNetMetSelect(GCN(8, 16, self_loop=True), 3)
-    >>> model(dgl.rand_graph(30, 99), torch.randn(30, 8), torch.arange(30) % 3).logits.shape
-    torch.Size([30, 3])
-    """
+    """MetSelect among the three jumping-knowledge views of the layers."""
 
     head_class = JumpingMetSelectHead

@@ -12,17 +12,12 @@ _CONSTANT = 1e-5  # log-odds that vary less are rounding
 FOLDS = 5
 
 
-def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
-    r"""T_l > 0 that minimises the mean of :math:`-\log \mathrm{softmax}(a_l / T_l)_y`, [L].
+def fit_temperature(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Return T_l > 0 that minimises the mean of :math:`-\log \mathrm{softmax}(a_l / T_l)_y`, [L].
 
-    The loss is convex in 1/T; the root of its slope is bracketed and found by Newton's method.
-    T stays within [1/100, 100]: it has no minimum where a layer's answers are all right or wrong.
-    Of many nodes, 4096 to 8191 are looked at, evenly spread: enough for one number.
-
-    Parameters
-    ----------
-    logits : [L, n, C]; classes that cannot be are -inf
-    labels : int64 [n]
+    The loss is convex in 1/T: Newton's method with bisection, within [1/100, 100], since there is
+    no minimum where a layer is always right or wrong. Of many nodes, 4096 to 8191 are used.
+    `logits` are [L, n, C], -inf for classes that cannot be, `labels` int64 [n].
     """
     every = max(1, len(labels) // _ENOUGH)
     logits, labels = logits[:, ::every], labels[::every]
@@ -36,7 +31,7 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     low, high = (logits.new_full((len(logits),), value) for value in (1 / _HOTTEST, _HOTTEST))
 
     def slopes(beta: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of the loss."""
+        """Return the first and second derivative of the loss."""
         p = (logits * beta[:, None, None]).softmax(1)
         mean = (p * finite).sum(1)
         second = (p * finite.square()).sum(1) - mean.square()
@@ -45,7 +40,7 @@ def fit_temperature(logits: Tensor, labels: Tensor, steps: int = 40) -> Tensor:
     beta = high.where(slopes(high)[0] < 0, torch.ones_like(low))
     beta = low.where(slopes(low)[0] >= 0, beta)
     inner = (beta > low) & (beta < high)
-    for _ in range(steps):
+    for _ in range(40):
         slope, curvature = slopes(beta)
         low, high = beta.where(slope < 0, low), beta.where(slope >= 0, high)
         newton = beta - slope / curvature
@@ -64,32 +59,23 @@ def gate_width(n_layers: int) -> int:
 
 def gate_features(metric: Tensor, decoder: Tensor, answer: Tensor) -> Tensor:
     """Return the log-odds that the layers k give to layer l's answer, by metric and by decoder;
-    in a deep network, those of layer l itself and the mean over all.
+    in a deep network, those of layer l itself and the mean over all: [L, n, gate_width(L)].
 
-    Parameters
-    ----------
-    metric, decoder : calibrated logits [L, n, C]
-    answer : int64 [L, n], the class that layer l's decoder gives
-
-    Returns
-    -------
-    [L, n, gate_width(L)]
+    `metric` and `decoder` are calibrated logits [L, n, C]; `answer` [L, n] is the class that layer
+    l's decoder gives.
     """
-    odds = gate_odds(metric, decoder)  # [2, L, n, C]
+    odds = torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)  # [2, L, n, C]
+    nodes = torch.arange(answer.shape[1], device=answer.device)
     if len(answer) <= _PAIRED_LAYERS:
-        return _of_answers(odds.flatten(0, 1), answer)
-    own = odds.gather(-1, answer.expand(2, -1, -1).unsqueeze(-1)).squeeze(-1)  # [2, L, n]
-    return torch.cat([own.permute(1, 2, 0), _of_answers(odds.mean(1), answer)], -1)
-
-
-def gate_odds(metric: Tensor, decoder: Tensor) -> Tensor:
-    """Log-odds of every class by metric and by decoder, whose logits are [..., C]: [2, ..., C]."""
-    return torch.stack([MF.log_odds(metric), MF.log_odds(decoder)]).clamp(-30, 30)
+        return odds.flatten(0, 1)[:, nodes, answer].permute(1, 2, 0)
+    layers = torch.arange(len(answer), device=answer.device).unsqueeze(1)
+    own, mean = odds[:, layers, nodes, answer], odds.mean(1)[:, nodes, answer]  # [2, L, n] each
+    return torch.cat([own, mean]).permute(1, 2, 0)
 
 
 def log_odds_at(logits: Tensor, classes: Tensor) -> Tensor:
-    """Return the log-odds of some classes [n, K] by logits [n, C], with the digits that 1 - p loses
-    near p = 1: ``log_odds(logits).gather(-1, classes)``, without those of the other classes."""
+    """Return ``log_odds(logits).gather(-1, classes)`` of logits [n, C] and classes [n, K], without
+    the log-odds of the other classes."""
     top, best = logits.max(-1, keepdim=True)
     others = (logits - top).exp_().scatter_(-1, best, 0).sum(-1, keepdim=True)
     chosen = logits.gather(-1, classes) - top  # [n, K]
@@ -107,30 +93,15 @@ def gate_table(gate: Tensor) -> Tensor:
     return own.unsqueeze(-1) * torch.eye(layers).to(gate)[:, None] + mean.unsqueeze(-1) / layers
 
 
-def _of_answers(odds: Tensor, answer: Tensor) -> Tensor:
-    """The entries of `odds` [K, n, C] for every layer's answer [L, n]: [L, n, K]."""
-    spread = odds.unsqueeze(0).expand(len(answer), *odds.shape)
-    asked = answer[:, None, :, None].expand(-1, len(odds), -1, 1)
-    return spread.gather(-1, asked).squeeze(-1).transpose(1, 2)
+def fit_gate(features: Tensor, right: Tensor, used: Tensor | None = None) -> Tensor:
+    r"""Fit per layer a ridge logistic regression :math:`P(\text{right}) = \sigma(w \cdot f + b)`.
 
-
-def fit_gate(
-    features: Tensor, right: Tensor, used: Tensor | None = None, ridge: float = 1.0, steps: int = 50
-) -> Tensor:
-    r"""Per layer a ridge logistic regression :math:`P(\text{right}) = \sigma(w \cdot f + b)`.
-
-    Parameters
-    ----------
-    features : [L, n, F]
-    right : bool [L, n]
-    used : bool [K, n]; K gates are fitted together, each on its own nodes (default: one, on all)
-
-    Returns
-    -------
-    [L, F + 1], the weights and, last, the bias; [K, L, F + 1] if `used` is given
+    `features` are [L, n, F], `right` is bool [L, n]. With `used`, bool [K, n], K gates are fitted
+    together, each on its own nodes. Returns the weights and, last, the bias: [L, F + 1], or
+    [K, L, F + 1] if `used` is given.
     """
     if used is None:
-        return fit_gate(features, right, torch.ones_like(right[:1]), ridge, steps)[0]
+        return fit_gate(features, right, torch.ones_like(right[:1]))[0]
     features, target = features.double(), right.double()
     used = used[:, None, :, None].double()  # [K, 1, n, 1]
     count = used.sum(2, keepdim=True)
@@ -139,10 +110,10 @@ def fit_gate(
     scale = scale.where(scale > _CONSTANT, torch.ones_like(scale))
     design = torch.cat([(features - mean) / scale, torch.ones_like(mean[..., :1] * used)], -1)
     transposed = (design * used).mT.contiguous()  # [K, L, F + 1, n]
-    penalty = design.new_full((design.shape[-1],), ridge)
+    penalty = design.new_ones(design.shape[-1])
     penalty[-1] = 1e-3  # keeps the bias finite where a layer is always right
     weight = design.new_zeros(*design.shape[:2], design.shape[-1], 1)
-    for _ in range(steps):
+    for _ in range(50):
         p = (design @ weight).sigmoid()
         slope = transposed @ (p - target.unsqueeze(-1)) + penalty.unsqueeze(1) * weight
         curvature = transposed @ (p * (1 - p) * design) + penalty.diag()
@@ -156,8 +127,8 @@ def fit_gate(
 
 
 def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """(the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds). Of
-    many nodes a part is fitted on, as in `fit_temperature`."""
+    """Return the gate of all nodes, and `gate_score` [L, n] of every node by a gate of other folds;
+    of many nodes a part is used, as in `fit_temperature`."""
     nodes = torch.arange(right.shape[1], device=right.device)
     every = max(1, len(nodes) // _ENOUGH)
     fold = nodes // every % FOLDS
@@ -168,6 +139,6 @@ def cross_fit_gate(features: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gate_score(features: Tensor, gate: Tensor) -> Tensor:
-    """Log-odds that layer l's decoder is right, [L, n]."""
+    """Return the log-odds that layer l's decoder is right, [L, n]."""
     gate = gate.to(features.dtype)
     return (features @ gate[:, :-1].unsqueeze(-1)).squeeze(-1) + gate[:, -1:]

@@ -1,7 +1,6 @@
 """Comparers make the scores of layers comparable: not at all, by temperatures, or by a gate.
 
-A comparer is fitted on validation nodes. The plain one and the temperatures score one layer at a
-time; the gate, once it is fitted, compares the answers of all layers.
+They are fitted on validation nodes. Only the gate compares the answers of all layers.
 """
 
 from collections.abc import Callable
@@ -27,18 +26,9 @@ class PlainComparer(nn.Module):
         """Raise an error if there are too few validation nodes."""
 
     def fit(self, measured: Tensor, decode: Callable[[], Tensor], labels: Tensor) -> Tensor | None:
-        """Fit on validation nodes.
-
-        Parameters
-        ----------
-        measured : [L, n, C], logits of the metric at temperature 1
-        decode : returns the logits of every layer's decoder, [L, n, C]
-        labels : int64 [n]
-
-        Returns
-        -------
-        scores [L, n] that did not see the label of their node; None if layers are scored singly
-        """
+        """Fit on validation nodes, to `measured` [L, n, C], the logits of the metric at temperature
+        1, and the logits of every layer's decoder, [L, n, C], that `decode` returns. Returns scores
+        [L, n] that did not see the label of their node; None if layers are scored singly."""
 
     def reset_parameters(self) -> None:
         """Forget what was fitted."""
@@ -57,13 +47,8 @@ class TemperatureComparer(PlainComparer):
 
 
 class GateComparer(TemperatureComparer):
-    """Score a layer by a logistic regression on the log-odds of all layers for its answer.
-
-    Parameters
-    ----------
-    required : fit the gate however few validation nodes there are, down to two per fold; else the
-        temperatures alone where there are fewer than eight per weight of a layer's gate
-    """
+    """Score a layer by a logistic regression on the log-odds of all layers for its answer. If it is
+    not `required`, only temperatures are fitted to less than eight validation nodes per weight."""
 
     def __init__(self, n_layers: int, *, required: bool) -> None:
         super().__init__(n_layers)

@@ -1,6 +1,6 @@
-"""How the selected layer gives logits and a loss: by linear decoders, or by the metric itself."""
+"""Linear maps per layer, and how the selected layer gives logits and a loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,59 +10,40 @@ from .losses import distance_loss, posterior_loss
 
 
 class LinearDecoders(nn.ModuleList):
-    """One linear decoder per layer, applied to the layer that was selected for the row; the loss is
-    cross entropy (Eq. 6)."""
+    """One linear map per layer; to the number of classes, the decoders."""
 
-    def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
-        super().__init__(nn.Linear(width, n_classes) for width in in_feats)
-
-    def decode(
-        self,
-        stack: LayerStack,
-        layer: Tensor,
-        labels: Tensor | None = None,
-        deep_supervision: float = 0.0,
-        logits: bool = True,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return logits and loss by the decoders of the selected layers; no loss without labels,
-        and no logits beside a loss if they are not wanted."""
-        if labels is None:
-            return stack.decode(self, layer), None
-        loss, kept = stack.cross_entropy(self, layer, labels, deep_supervision, logits)
-        return kept, loss
-
-    def decode_layer(self, depth: int, h: Tensor) -> Tensor:
-        """Return the logits of one layer, [n, C]."""
-        return self[depth](h)
-
-    def decode_all(self, rows: Sequence[Tensor]) -> Tensor:
-        """Return the logits of every layer, [L, n, C]."""
-        return torch.stack([self[depth](h) for depth, h in enumerate(rows)])
+    def __init__(self, in_feats: Sequence[int], out_feats: int, bias: bool = True) -> None:
+        super().__init__(nn.Linear(width, out_feats, bias) for width in in_feats)
 
     def reset_parameters(self) -> None:
         """Draw every weight anew."""
-        for decoder in self:
-            decoder.reset_parameters()
+        for linear in self:
+            linear.reset_parameters()
+
+
+class Projections(LinearDecoders):
+    """One linear map per layer into the space in which distances are measured; without
+    `metric_dim`, the layers as they are."""
+
+    def __init__(self, in_feats: Sequence[int], metric_dim: int | None) -> None:
+        super().__init__([] if metric_dim is None else in_feats, metric_dim, bias=False)
+
+    def layer(self, depth: int, h: Tensor) -> Tensor:
+        """Return one layer in that space."""
+        return self[depth](h) if len(self) else h
+
+    def forward(self, stack: LayerStack) -> LayerStack:
+        if not len(self):
+            return stack
+        return LayerStack.of([self[depth](h) for depth, h in enumerate(stack.rows())])
 
 
 class MetricDecoder:
-    """The logits -d/2T of the selected layer, and a loss of the distances.
+    """The logits -d/2T of the selected layer, and the loss of the distances: ``"distance"`` (Eq. 7,
+    margin alpha) or ``"posterior"``."""
 
-    Parameters
-    ----------
-    loss : a function of distances [L, n, C], labels [n] and temperatures [L] that returns the loss
-        [L, n] of every row at every layer
-    """
-
-    def __init__(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        self.loss = loss
-
-    @classmethod
-    def of(cls, name: str, alpha: float) -> "MetricDecoder":
-        """Return the decoder of ``"distance"`` (Eq. 7, margin alpha) or ``"posterior"``."""
-        if name == "posterior":
-            return cls(posterior_loss)
-        return cls(lambda dist2, labels, temperature: distance_loss(dist2, labels, alpha))
+    def __init__(self, loss: str, alpha: float) -> None:
+        self.loss, self.alpha = loss, alpha
 
     def decode(
         self,
@@ -79,6 +60,9 @@ class MetricDecoder:
         logits = scaled[layer, torch.arange(len(layer), device=layer.device)]
         if labels is None:
             return logits, None
-        losses = self.loss(dist2, labels, temperature)  # [L, n]
+        if self.loss == "posterior":
+            losses = posterior_loss(dist2, labels, temperature)  # [L, n]
+        else:
+            losses = distance_loss(dist2, labels, self.alpha)
         loss = losses.gather(0, layer.unsqueeze(0))[:, known[labels]].mean()
         return logits, loss + deep_supervision * losses.mean() if deep_supervision else loss

@@ -10,29 +10,24 @@ from torch import Tensor, nn
 from .. import functional as MF
 from ..checks import check_index, check_layers, labelled
 from .layer_rows import LayerStack
-from .source import LayerSource, StoredLayers
+from .source import LayerSource
 
 
 @dataclass
 class Selection:
-    """The result of a head for the rows it was asked about (`index`, all of them if None).
+    """The result of a head for the rows it was asked about."""
 
-    `logits` [n, C], None in training if they were left out; `layer` [n], the selected layer;
-    `selected_by` [n], the score of that layer where layers were compared; `loss`, if labels were
-    given; `edges`, the number of edges aggregated, where they were counted.
-    """
-
-    logits: Tensor | None
-    layer: Tensor
-    selected_by: Tensor | None = None
-    index: Tensor | None = None
-    loss: Tensor | None = None
-    edges: int | None = None
+    logits: Tensor | None  # [n, C]; None in training if they were left out
+    layer: Tensor  # [n], the selected layer
+    selected_by: Tensor | None = None  # [n], the score of that layer where layers were compared
+    index: Tensor | None = None  # [n], the rows; None: all of them
+    loss: Tensor | None = None  # if labels were given
+    edges: int | None = None  # the number of edges aggregated, where they were counted
 
     @property
     def score(self) -> Tensor:
-        """The score by which the layer was selected (under the default rule its confidence, as
-        log-odds), or the confidence of the prediction where layers are not compared, [n]."""
+        """The score by which the layer was selected, or the confidence of the prediction, as
+        log-odds, where layers are not compared, [n]."""
         if self.selected_by is not None:
             return self.selected_by
         if self.logits is None:
@@ -48,6 +43,7 @@ class LayerHead(nn.Module):
     """
 
     layerwise = False  # whether layers can be scored one at a time
+    decodes_layers = False  # whether every layer has logits of its own
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__()
@@ -83,8 +79,8 @@ class LayerHead(nn.Module):
         return None, None if index is None else check_index(index, rows, device)
 
     def select(self, stack: LayerStack, labels: Tensor | None, logits: bool = True) -> Selection:
-        """Return the selection for the rows of a stack, with the loss if there are labels, and
-        without logits if they are not wanted and the loss does not need them."""
+        """Return the selection for the rows of a stack, with the loss if there are labels; logits
+        may be left out if they are not wanted."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it selects")
 
     def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
@@ -100,15 +96,8 @@ class LayerHead(nn.Module):
         vector up over processes, in place."""
 
     def compare(self, stack: LayerStack, labels: Tensor) -> Selection:
-        """Fit on validation rows what makes layers comparable, nothing by default, and return the
-        selection for these rows."""
+        """Fit on validation rows what makes layers comparable, and return their selection."""
         return self.select(stack.stored(), None)
-
-    def check_layerwise(self) -> None:
-        """Raise an error if layers cannot be scored one at a time."""
-        if not self.layerwise:
-            name = type(self).__name__
-            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
 
     def check_calibration(self, nodes: int) -> None:
         """Raise an error if `compare` cannot use so few validation rows."""
@@ -122,8 +111,16 @@ class LayerHead(nn.Module):
         self.check_calibration(len(labels))
         return replace(self.compare(stack, labels), index=index)
 
+    def decode_layer(self, depth: int, h: Tensor) -> Tensor:
+        """Return the logits of layer `depth` at rows of it, [n, C]."""
+        return self.decoders[depth](h)
+
     def layer_logits(self, layers: Sequence[Tensor], index: Tensor | None = None) -> Tensor | None:
         """Return the logits of every layer's own decoder, [L, n, C]; None if there are none."""
+        if not self.decodes_layers:
+            return None
+        rows = LayerStack.of(layers, index).rows()
+        return torch.stack([self.decode_layer(depth, h) for depth, h in enumerate(rows)])
 
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict | None:
         """Return what every layer measures at one row; None for a head that measures nothing."""
@@ -141,7 +138,7 @@ class LayerwiseHead(LayerHead):
     """A head that scores one layer at a time, so that a layer can be released before the next one
     is computed; subclasses implement `score_layer` and `decode_layer`."""
 
-    layerwise = True
+    layerwise = decodes_layers = True
     lowest_wins = False  # whether the layer with the lowest score is selected
     sees_all_layers = False  # whether scores depend on the answers of other layers
     scores_are_log_odds = False  # of the most likely class, as early exit needs them
@@ -151,15 +148,7 @@ class LayerwiseHead(LayerHead):
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores a layer")
 
     def decode_layer(self, depth: int, h: Tensor) -> Tensor:
-        """Return the logits of layer `depth` at rows of it, [n, C]."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it decodes a layer")
-
-    def all_logits(self, stack: LayerStack) -> Tensor:
-        """Return the logits of every layer's decoder, [L, n, C]."""
-        return torch.stack([self.decode_layer(depth, h) for depth, h in enumerate(stack.rows())])
-
-    def layer_logits(self, layers, index=None):
-        return self.all_logits(LayerStack.of(layers, index))
 
     def predict(self, source: LayerSource, exit_at: float = 1.0, progress: bool = False):
         from .inference import predict_layer_by_layer
@@ -177,8 +166,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def as_source(stack: LayerStack) -> StoredLayers:
-    """Return the rows of a stack as a source."""
-    return StoredLayers(stack.rows, None, stack.n_rows)

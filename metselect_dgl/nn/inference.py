@@ -1,8 +1,7 @@
-"""Prediction layer by layer: every layer is scored as it is computed, and need not be kept.
+"""Prediction layer by layer: kept are per row the best layer so far, its score and its logits.
 
-Kept are per row the best layer so far, its score and its logits. Where a layer's score depends on
-the answers of the others (the gate), the layers are swept three times: for the answers, for the
-scores, and for the logits of the selected layers.
+Where a gate compares the answers of all layers, they are swept three times: for the answers, for
+the scores, and for the logits of the selected layers.
 """
 
 from collections.abc import Iterator
@@ -13,21 +12,17 @@ from tqdm import tqdm
 
 from .calibration import gate_table
 from .head import LayerwiseHead, Selection
-from .source import LayerSource, Rows
+from .layer_rows import LayerStack
+from .source import LayerSource, Rows, StoredLayers
 
 
 @torch.no_grad()
 def predict_layer_by_layer(
     head: LayerwiseHead, source: LayerSource, *, exit_at: float = 1.0, progress: bool = False
 ) -> Selection:
-    """Return the selection for all rows of a source.
-
-    Parameters
-    ----------
-    exit_at : a row whose class is this probable at a layer (0 to 1) is settled there, and deeper
-        layers are computed only as far as other rows need them; at 1 all are computed
-    progress : show a progress bar
-    """
+    """Return the selection for all rows of a source. A row whose class has the probability
+    `exit_at` at a layer is settled there, and deeper layers are computed only as far as other rows
+    need them; at 1 all are computed. `progress` shows a progress bar."""
     if not 0 < exit_at <= 1:
         raise ValueError(f"exit_at is {exit_at}, expected a probability above 0, at most 1")
     if exit_at < 1 and not head.scores_are_log_odds:
@@ -37,20 +32,18 @@ def predict_layer_by_layer(
     total = (3 if together else 1) * len(head.in_feats) * source.n_rows
     with tqdm(total=total, unit="node", disable=not progress) as bar:
         best = _BestLayer(head, source, exit_at, bar)
-        if not together:
-            best.by_score()
-        else:
-            answers = best.by_score() if exit_at < 1 else best.collect_answers()
+        answers = best.by_score()
+        if together:
             best.by_gate(answers)
-            best.decode()
     return Selection(best.logits, best.layer, best.score, edges=source.n_edges)
 
 
 @torch.no_grad()
-def gate_scores(head: LayerwiseHead, source: LayerSource) -> Tensor:
-    """Return the gate's score of every layer for all rows of stored layers, [N, L]."""
+def gate_scores(head: LayerwiseHead, stack: LayerStack) -> Tensor:
+    """Return the gate's score of every layer for the rows of a stack, [n, L]."""
+    source = StoredLayers(stack.rows, None, stack.n_rows)
     best = _BestLayer(head, source, 1.0, tqdm(disable=True))
-    return best.gate_scores(best.collect_answers())
+    return best.gate_scores(best.by_score())
 
 
 class _BestLayer:
@@ -59,7 +52,6 @@ class _BestLayer:
     def __init__(self, head: LayerwiseHead, source: LayerSource, exit_at: float, bar: tqdm) -> None:
         n, like = source.n_rows, next(head.parameters())
         self.head, self.source, self.exit_at, self.bar = head, source, exit_at, bar
-        self.depths = len(head.in_feats)
         self.layer = torch.zeros(n, dtype=torch.long, device=like.device)
         self.score = like.new_full((n,), -torch.inf)
         self.logits = like.new_zeros(n, head.n_classes)
@@ -73,54 +65,40 @@ class _BestLayer:
                 yield depth, rows, h
                 self.bar.update(len(h))
                 del h  # before the next layer is computed
-            self._settle(depth)
+            if self.exit_at < 1 and depth + 1 < len(self.head.in_feats):
+                self.pending &= self.score.sigmoid() < self.exit_at
+                self.source.settle(depth, self.pending)
 
-    def _settle(self, depth: int) -> None:
-        if self.exit_at < 1 and depth + 1 < self.depths:
-            self.pending &= self.score.sigmoid() < self.exit_at
-            self.source.settle(depth, self.pending)
-
-    def by_score(self) -> Tensor:
-        """Select by the scores of single layers; return every layer's answer, [N, L], if they are
-        compared by the gate afterwards."""
-        answers = self._no_answers() if self.head.sees_all_layers else None
-        sign = -1 if self.head.lowest_wins else 1
+    def by_score(self) -> Tensor | None:
+        """Select by the scores of single layers. If a gate compares layers, return the class that
+        every layer's decoder gives, [N, L]; scores are then computed for early exit only."""
+        gated, answers = self.head.sees_all_layers, None
+        if gated:
+            small = self.head.n_classes <= torch.iinfo(torch.int16).max
+            shape = len(self.layer), len(self.head.in_feats)
+            answers = self.layer.new_zeros(shape, dtype=torch.int16 if small else torch.int32)
         for depth, rows, h in self._sweep():
-            if answers is not None:
-                answers[rows, depth] = self._answer(depth, h).to(answers.dtype)
-            score = self.head.score_layer(depth, h)
-            if score is None:
-                continue
-            better = (sign * score > sign * self.score[rows]) | ~self.scored[rows]
-            self._take(depth, rows, h, score, better)
+            if gated:
+                answers[rows, depth] = self.head.decode_layer(depth, h).argmax(-1).to(answers.dtype)
+            if not gated or self.exit_at < 1:
+                self._take_better(depth, rows, h)
         return answers
 
-    def _take(self, depth: int, rows: Rows, h: Tensor, score: Tensor, better: Tensor) -> None:
-        """Select layer `depth` for those of the rows where it is better."""
+    def _take_better(self, depth: int, rows: Rows, h: Tensor) -> None:
+        """Select layer `depth` for those of the rows where its score is better."""
+        score = self.head.score_layer(depth, h)
+        if score is None:
+            return
+        sign = -1 if self.head.lowest_wins else 1
+        better = (sign * score > sign * self.score[rows]) | ~self.scored[rows]
         if better.all():
             self.score[rows], self.layer[rows], self.scored[rows] = score, depth, True
             self.logits[rows] = self.head.decode_layer(depth, h)
             return
         here = better.nonzero().squeeze(1)
-        to = here + (rows.start or 0) if isinstance(rows, slice) else rows[here]
+        to = _positions(rows, here)
         self.score[to], self.layer[to], self.scored[to] = score[here], depth, True
         self.logits[to] = self.head.decode_layer(depth, h[here])
-
-    def _no_answers(self) -> Tensor:
-        small = self.head.n_classes <= torch.iinfo(torch.int16).max
-        return self.layer.new_zeros(
-            len(self.layer), self.depths, dtype=torch.int16 if small else torch.int32
-        )
-
-    def _answer(self, depth: int, h: Tensor) -> Tensor:
-        return self.head.decode_layer(depth, h).argmax(-1).int()
-
-    def collect_answers(self) -> Tensor:
-        """Return the class that every layer's decoder gives, [N, L]."""
-        answers = self._no_answers()
-        for depth, rows, h in self._sweep():
-            answers[rows, depth] = self._answer(depth, h).to(answers.dtype)
-        return answers
 
     def gate_scores(self, answers: Tensor) -> Tensor:
         """Return the gate's scores, [N, L], of answers [N, L]."""
@@ -133,14 +111,15 @@ class _BestLayer:
         return scores.masked_fill_(~self.head.prototypes.alive, -torch.inf)
 
     def by_gate(self, answers: Tensor) -> None:
-        """Select by the gate among the rows that are not settled."""
+        """Select by the gate among the rows that are not settled, and decode these."""
         score, layer = self.gate_scores(answers).max(1)
         self.score = torch.where(self.pending, score, self.score)
         self.layer = torch.where(self.pending, layer, self.layer)
-
-    def decode(self) -> None:
-        """Compute the logits of the selected layers."""
         for depth, rows, h in self._sweep():
             here = ((self.layer[rows] == depth) & self.pending[rows]).nonzero().squeeze(1)
-            to = here + (rows.start or 0) if isinstance(rows, slice) else rows[here]
-            self.logits[to] = self.head.decode_layer(depth, h[here])
+            self.logits[_positions(rows, here)] = self.head.decode_layer(depth, h[here])
+
+
+def _positions(rows: Rows, here: Tensor) -> Tensor:
+    """Return the entries `here` of a batch of rows."""
+    return here + (rows.start or 0) if isinstance(rows, slice) else rows[here]

@@ -1,7 +1,4 @@
-"""The rows of the layers that a head consumes: stored, picked by an index, or not yet computed.
-
-No head asks which of these a layer is: it calls the methods of a `LayerStack`.
-"""
+"""The rows of the layers that a head consumes: stored, picked by an index, or not yet computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +12,12 @@ from .prepared import FeatureRows
 
 @dataclass
 class LayerRows:
-    """The n rows of one layer.
+    """The n rows of one layer, to which a linear map may still have to be applied."""
 
-    Parameters
-    ----------
-    source : [N, D], the stored layer; with `linear`, what the map is to be applied to
-    index : int64 [n], the rows in question; None: all of them
-    linear : a linear map that is not applied yet: moments and decoders can absorb it
-    features : what was prepared for a source of constant features
-    """
-
-    source: Tensor
-    index: Tensor | None = None
-    linear: nn.Linear | None = None
-    features: FeatureRows | None = None
+    source: Tensor  # [N, D], the stored layer, or what the map is to be applied to
+    index: Tensor | None = None  # int64 [n], the rows in question; None: all of them
+    linear: nn.Linear | None = None  # the map, which moments and decoders can absorb
+    features: FeatureRows | None = None  # with a map, what was prepared for its constant source
 
     def __len__(self) -> int:
         return len(self.source if self.index is None else self.index)
@@ -41,26 +30,20 @@ class LayerRows:
 
     def rows(self) -> Tensor:
         """Return the rows themselves, [n, D]."""
-        if self.features is not None:
+        if self.linear is not None:
             return self.features.map(self.linear)
-        h = self.source if self.index is None else self.source[self.index]
-        return h if self.linear is None else self.linear(h)
+        return self.source if self.index is None else self.source[self.index]
 
-    def stored(self) -> "LayerRows":
-        """Return the layer with its map applied."""
-        return self if self.linear is None else LayerRows(self.rows())
+    def stored(self, keep_map: bool = False) -> "LayerRows":
+        """Return the layer with its map applied; with `keep_map`, unless it is `worth_mapping`."""
+        kept = self.linear is None or (keep_map and self.worth_mapping)
+        return self if kept else LayerRows(self.rows())
 
     @property
     def worth_mapping(self) -> bool:
-        """Whether moments and decoders on the source cost less than the rows of the layer: they
-        take the square of the source's width, and in return no row is computed."""
+        """Whether moments and decoders on the source, at the cost of its width squared, cost less
+        than the rows of the layer."""
         return self.linear is not None and len(self) >= 16 * self.source.shape[1]
-
-    def source_moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
-        """Return the class moments of the source at these rows."""
-        if self.features is not None:
-            return self.features.moments(labels, n_classes)
-        return MF.moments([self.source], labels, n_classes, index=self.index)
 
     def decoder(self, decoder: nn.Linear) -> tuple[Tensor, Tensor]:
         """Return weight and bias that decode the source as `decoder` decodes the layer."""
@@ -96,16 +79,11 @@ class LayerStack:
         return tuple(LayerStack([layer.part(some) for layer in self.layers]) for some in parts)
 
     def stored(self, keep_maps: bool = False) -> "LayerStack":
-        """Return the stack with the maps of its layers applied; with `keep_maps`, only where
-        leaving a map out costs more."""
-        layers = []
-        for layer in self.layers:
-            layers.append(layer if keep_maps and layer.worth_mapping else layer.stored())
-        return LayerStack(layers)
+        """Return the stack with the maps of its layers applied; see :meth:`LayerRows.stored`."""
+        return LayerStack([layer.stored(keep_maps) for layer in self.layers])
 
     def checked(self, nodes: Tensor | None = None) -> "LayerStack":
-        """Return the stack, or raise an error that names layer and node of the first value that is
-        not finite; rows are those of `nodes`."""
+        """Return the stack, or raise an error that names what is not finite; rows are `nodes`."""
         for depth, layer in enumerate(self.layers):
             if layer.index is None or layer.linear is not None:
                 check_finite([layer.rows()], depth, nodes)
@@ -114,25 +92,20 @@ class LayerStack:
         return self
 
     def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
-        """Return the class moments of every layer; of a mapped layer, the moments of its source
-        under the map."""
-        stored = [layer for layer in self.layers if layer.linear is None]
-        sources, index = [layer.source for layer in stored], [layer.index for layer in stored]
-        moments = MF.moments(sources, labels, n_classes, index=index)
+        """Return the class moments of every layer; of a mapped one, those of its source, mapped."""
+        stored = LayerStack([layer for layer in self.layers if layer.linear is None])
+        moments = MF.moments(**stored.sources(), labels=labels, n_classes=n_classes)
         for depth, layer in enumerate(self.layers):
             if layer.linear is not None:
-                source = layer.source_moments(labels, n_classes)
+                source = layer.features.moments(labels, n_classes)
                 image = source.mapped(layer.linear.weight, layer.linear.bias)
                 moments = moments.with_layer(depth, image)
         return moments
 
-    def class_distances(self, metric: dict) -> Tensor:
-        """Return the squared distance of every row to every class mean, [L, n, C]."""
-        return MF.class_distances(**self._sources(), **metric)
-
-    def metric_logits(self, metric: dict, temperature: Tensor | None = None) -> Tensor:
-        """Return the logits of the posterior of every layer, [L, n, C]."""
-        return MF.metric_logits(**self._sources(), **metric, temperature=temperature)
+    def sources(self) -> dict:
+        """Return the layers as the functions of :mod:`metselect_dgl.functional` take them."""
+        index = [layer.index for layer in self.layers]
+        return {"layers": [layer.source for layer in self.layers], "index": index}
 
     def select(
         self, metric: dict, temperature: Tensor, rule: str, labels: Tensor | None = None
@@ -145,57 +118,29 @@ class LayerStack:
         means, factors = list(metric["means"]), list(metric["factors"])
         for depth, layer in enumerate(self.layers):
             if layer.linear is not None:
-                source = layer.source_moments(labels, len(means[depth]))
+                source = layer.features.moments(labels, len(means[depth]))
                 means[depth] = source.means()[0].to(means[depth])
                 factors[depth] = factors[depth] @ layer.linear.weight.detach()
-        layer, _, score = MF.select_layer(
-            **self._sources(),
-            means=means,
-            factors=factors,
-            valid=metric["valid"],
-            temperature=temperature,
-            labels=labels,
-            rule=rule,
-        )
+        metric = {**metric, "means": means, "factors": factors, "temperature": temperature}
+        layer, _, score = MF.select_layer(**self.sources(), **metric, labels=labels, rule=rule)
         return layer, score
 
-    def decode(self, decoders: Sequence[nn.Linear], layer: Tensor) -> Tensor:
-        """Return the logits of every row by the decoder of its layer, [n, C]."""
-        weights, biases = self._decoders(decoders)
-        return MF.selected_logits(**self._sources(), weights=weights, biases=biases, layer=layer)
-
-    def cross_entropy(
+    def decode(
         self,
         decoders: Sequence[nn.Linear],
         layer: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         deep_supervision: float = 0.0,
         logits: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of the selected decoders (Eq. 6) and, if asked for, their logits."""
-        weights, biases = self._decoders(decoders)
-        return MF.selected_cross_entropy(
-            **self._sources(),
-            weights=weights,
-            biases=biases,
-            layer=layer,
-            labels=labels,
-            deep_supervision=deep_supervision,
-            keep_logits=logits,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return logits [n, C] and loss (Eq. 6) of every row by the decoder of its layer; no loss
+        without labels, and no logits beside a loss if they are not wanted."""
+        pairs = zip(self.layers, decoders, strict=True)
+        weights, biases = zip(*(rows.decoder(decoder) for rows, decoder in pairs), strict=True)
+        selected = {**self.sources(), "weights": weights, "biases": biases, "layer": layer}
+        if labels is None:
+            return MF.selected_logits(**selected), None
+        loss, kept = MF.selected_cross_entropy(
+            **selected, labels=labels, deep_supervision=deep_supervision, keep_logits=logits
         )
-
-    def _sources(self) -> dict:
-        """Return the layers as the functions of :mod:`metselect_dgl.functional` take them."""
-        sources, index = [], []
-        for layer in self.layers:
-            sources.append(layer.source)
-            index.append(layer.index)
-        return {"layers": sources, "index": index}
-
-    def _decoders(self, decoders: Sequence[nn.Linear]) -> tuple[list[Tensor], list[Tensor]]:
-        weights, biases = [], []
-        for layer, decoder in zip(self.layers, decoders, strict=True):
-            weight, bias = layer.decoder(decoder)
-            weights.append(weight)
-            biases.append(bias)
-        return weights, biases
+        return kept, loss

@@ -1,7 +1,4 @@
-"""The losses of the metric: the paper's hinge (Eq. 7) and the posterior of the true class.
-
-Each gives the loss [L, n] that a node would have if a layer were its choice.
-"""
+"""The losses [L, n] of the metric at every layer: the paper's hinge (Eq. 7) and the posterior."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +6,7 @@ from torch import Tensor
 
 
 def distance_loss(dist2: Tensor, labels: Tensor, alpha: float = 1.0) -> Tensor:
-    r"""Eq. 7 of node i at layer l,
+    r"""Return Eq. 7 of node i at layer l, [L, n],
 
     .. math:: \max(0, \alpha + d^{(l)}_{iy} + \log \sum_k \sum_{j \ne y} e^{-d^{(k)}_{ij}}) .
 
@@ -27,12 +24,12 @@ def distance_loss(dist2: Tensor, labels: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def posterior_loss(dist2: Tensor, labels: Tensor, temperature: Tensor) -> Tensor:
-    r""":math:`-\log p^{(l)}_{iy}`, where :math:`p^{(l)}_i` is the posterior
+    r"""Return :math:`-\log p^{(l)}_{iy}`, [L, n], where :math:`p^{(l)}_i` is the posterior
     :math:`\mathrm{softmax}_c(-d^{(l)}_{ic} / 2 T_l)`."""
     logits = -dist2 / (2 * temperature[:, None, None])
     return -_of_class(logits.log_softmax(-1), labels)
 
 
 def _of_class(values: Tensor, labels: Tensor) -> Tensor:
-    """values[l, i, labels[i]], [L, n]."""
+    """Return values[l, i, labels[i]], [L, n]."""
     return values[:, torch.arange(len(labels), device=labels.device), labels]

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from .. import functional as MF
 from .calibration import log_odds_at
 from .comparers import GateComparer, PlainComparer, TemperatureComparer
-from .decoders import LinearDecoders, MetricDecoder
-from .head import LayerwiseHead, Selection, as_source
+from .decoders import LinearDecoders, MetricDecoder, Projections
+from .head import LayerwiseHead, Selection
 from .inference import gate_scores
 from .layer_rows import LayerStack
 from .model import LayerSelect
@@ -25,8 +25,7 @@ class MetSelectHead(LayerwiseHead):
         l^*_i = \arg\max_l \max_c \log \frac{p^{(l)}_{ic}}{1 - p^{(l)}_{ic}}
 
     In training the true class takes the place of the best one, and the prototypes are estimated
-    from the nodes of the call; in evaluation those of the last training call (or of `fit`) are
-    used.
+    from the nodes of the call; in evaluation those of the last training call are used.
 
     Parameters
     ----------
@@ -84,10 +83,8 @@ class MetSelectHead(LayerwiseHead):
         self.lowest_wins = rule == "opposite"
         self.scores_are_log_odds = rule == "confidence"
         self.decoders = LinearDecoders(self.in_feats, n_classes)
-        self.metric_decoder = None
-        if loss != "ce":
-            self.decoders.requires_grad_(False)  # kept, so that all losses have one state_dict
-            self.metric_decoder = MetricDecoder.of(loss, alpha)
+        self.decoders.requires_grad_(loss == "ce")  # kept, so that all losses have one state_dict
+        self.metric_decoder = None if loss == "ce" else MetricDecoder(loss, alpha)
         self.projections = Projections(self.in_feats, metric_dim).requires_grad_(loss != "ce")
         widths = [metric_dim or width for width in self.in_feats]
         self.prototypes = Prototypes(widths, n_classes, shrinkage=shrinkage, source=moments)
@@ -112,7 +109,7 @@ class MetSelectHead(LayerwiseHead):
     def _choose(self, stack, metric, labels=None) -> tuple[Tensor, Tensor]:
         """Return layer and score of every row."""
         if labels is None and self.sees_all_layers:
-            score, layer = gate_scores(self, as_source(stack)).max(1)
+            score, layer = gate_scores(self, stack).max(1)
             return layer, score
         known = self.prototypes.metric()
         return metric.select(known, self.comparer.temperature, self.rule, labels)
@@ -121,16 +118,12 @@ class MetSelectHead(LayerwiseHead):
         """Return the selection; a class without training node is never predicted."""
         deep = self.deep_supervision if self.training else 0.0
         if self.metric_decoder is None:
-            kept, loss = self.decoders.decode(stack, layer, labels, deep, logits)
+            kept, loss = stack.decode(self.decoders, layer, labels, deep, logits)
         else:
             known = self.prototypes.metric()
+            dist2 = MF.class_distances(**metric.sources(), **known)
             kept, loss = self.metric_decoder.decode(
-                metric.class_distances(known),
-                self.comparer.temperature,
-                layer,
-                labels,
-                known["valid"],
-                deep,
+                dist2, self.comparer.temperature, layer, labels, known["valid"], deep
             )
         return Selection(self.prototypes.predictable(kept), layer, score, loss=loss)
 
@@ -144,16 +137,13 @@ class MetSelectHead(LayerwiseHead):
 
     def decode_layer(self, depth, h):
         if self.metric_decoder is None:
-            return self.prototypes.predictable(self.decoders.decode_layer(depth, h))
-        temperature = self.comparer.temperature[depth]
+            return self.prototypes.predictable(self.decoders[depth](h))
         known = self.prototypes.metric(depth)
-        return -MF.class_distances([self.projections.layer(depth, h)], **known)[0] / (
-            2 * temperature
-        )
+        dist2 = MF.class_distances([self.projections.layer(depth, h)], **known)[0]
+        return -dist2 / (2 * self.comparer.temperature[depth])
 
     def log_odds_of(self, depth: int, h: Tensor, classes: Tensor) -> Tensor:
-        """Return the log-odds that layer `depth` gives to `classes` [n, K] by metric and by
-        decoder, [2, n, K]."""
+        """Return a layer's log-odds of `classes` [n, K] by metric and by decoder, [2, n, K]."""
         known = self.prototypes.metric(depth)
         metric = MF.metric_logits([self.projections.layer(depth, h)], **known)[0]
         metric = metric / self.comparer.temperature[depth]
@@ -173,8 +163,8 @@ class MetSelectHead(LayerwiseHead):
 
     def compare(self, stack, labels):
         metric = self.projections(stack)
-        measured = metric.metric_logits(self.prototypes.metric())
-        scores = self.comparer.fit(measured, lambda: self.all_logits(stack), labels)
+        measured = MF.metric_logits(**metric.sources(), **self.prototypes.metric())
+        scores = self.comparer.fit(measured, lambda: self.layer_logits(stack.rows()), labels)
         if scores is None:
             layer, score = self._choose(stack, metric)
         else:
@@ -183,18 +173,16 @@ class MetSelectHead(LayerwiseHead):
 
     @torch.no_grad()
     def explain(self, layers: Sequence[Tensor], index: Tensor) -> dict[str, Tensor]:
-        """Return what every layer measures at one node: dist2 and posterior [L, C], and, [L] each,
-        the temperature, the log-odds of its best class, the score it is selected by (`gated`: the
-        gate's), and its decoder's answer."""
+        """Return what every layer measures at one node: dist2 and posterior [L, C], and [L] each,
+        temperature, log-odds of the best class, score (`gated`: the gate's), decoder's answer."""
         stack, _, _ = self.check(layers, None, index)
-        metric, known = self.projections(stack), self.prototypes.metric()
-        dist2 = metric.class_distances(known)[:, 0]
-        logits = metric.metric_logits(known, self.comparer.temperature)[:, 0]
+        metric = {**self.projections(stack).sources(), **self.prototypes.metric()}
+        dist2 = MF.class_distances(**metric)[:, 0]
+        logits = MF.metric_logits(**metric, temperature=self.comparer.temperature)[:, 0]
         log_odds = MF.log_odds(logits).amax(-1)
         scores = {"confidence": log_odds, "distance": -dist2.amin(-1), "opposite": -log_odds}
-        score, gated = scores[self.rule], self.sees_all_layers
-        if gated:
-            score = gate_scores(self, as_source(stack))[0]
+        gated = self.sees_all_layers
+        score = gate_scores(self, stack)[0] if gated else scores[self.rule]
         return {
             "dist2": dist2,
             "posterior": logits.softmax(-1),
@@ -202,7 +190,7 @@ class MetSelectHead(LayerwiseHead):
             "log_odds": log_odds,
             "score": score.masked_fill(~self.prototypes.alive, -torch.inf),
             "gated": gated,
-            "decoder": self.all_logits(stack)[:, 0].argmax(-1),
+            "decoder": self.layer_logits(stack.rows())[:, 0].argmax(-1),
         }
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
@@ -215,29 +203,6 @@ class MetSelectHead(LayerwiseHead):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.options}, deep_supervision={self.deep_supervision}"
-
-
-class Projections(nn.ModuleList):
-    """One linear map per layer into the space in which distances are measured; without a width, the
-    layers as they are."""
-
-    def __init__(self, in_feats: Sequence[int], metric_dim: int | None) -> None:
-        widths = in_feats if metric_dim is not None else []
-        super().__init__(nn.Linear(width, metric_dim, bias=False) for width in widths)
-
-    def layer(self, depth: int, h: Tensor) -> Tensor:
-        """Return one layer in that space."""
-        return self[depth](h) if len(self) else h
-
-    def forward(self, stack: LayerStack) -> LayerStack:
-        if not len(self):
-            return stack
-        return LayerStack.of([self[depth](h) for depth, h in enumerate(stack.rows())])
-
-    def reset_parameters(self) -> None:
-        """Draw every map anew."""
-        for line in self:
-            line.reset_parameters()
 
 
 def _comparer(select: str, gate_fits: bool, n_layers: int) -> PlainComparer:

@@ -42,8 +42,9 @@ class LayerSelect(nn.Module):
         """Select for all nodes, in evaluation mode without gradients; with a `batch_size`, layer by
         layer in batches: the same result, two layers in memory. With `exit_at` below 1, a node
         whose class is that probable at a layer is settled there (early exit)."""
-        if batch_size is not None:
-            self.head.check_layerwise()
+        if batch_size is not None and not self.head.layerwise:
+            name = type(self.head).__name__
+            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
         batch_size = BATCH if batch_size is None and exit_at < 1 else batch_size
         with evaluating(self):
             source = layer_source(self.backbone, graph, feat, batch_size)
@@ -62,8 +63,7 @@ class LayerSelect(nn.Module):
                 val_labels, val = self.head.check_targets(labels, val_index, source.n_rows)
                 self.head.check_calibration(len(val))
                 nodes = torch.cat([nodes, val])
-            stack = source.stack(nodes).stored().checked(nodes)
-            train, rest = stack.split(len(train_labels))
+            train, rest = source.stack(nodes).stored().checked(nodes).split(len(train_labels))
             self.head.estimate(train, train_labels)
             if val_index is None:
                 return None

@@ -1,16 +1,17 @@
 """NDLSelect: as many layers as NDLS needs hops to bring a node's features near their limit."""
 
 from dataclasses import replace
+from functools import partial
 
 import dgl
-import dgl.function as fn
+import dgl.ops
 import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
 from .decoders import LinearDecoders
 from .head import LayerHead, Selection, evaluating
-from .layer_rows import LayerRows, LayerStack
+from .layer_rows import LayerRows
 from .model import LayerSelect
 from .prepared import PreparedGraphs
 from .source import layer_source
@@ -19,7 +20,8 @@ from .source import layer_source
 @torch.inference_mode(False)
 @torch.no_grad()
 def local_hops(graph: DGLGraph, feat: Tensor, eps: float, depth: int) -> Tensor:
-    r"""First k with :math:`\lVert (P^k X)_v - \pi^\top X \rVert < \epsilon`, at most `depth`, [N].
+    r"""Return the first k, at most `depth`, that brings a node's features near their limit, [N]:
+    :math:`\lVert (P^k X)_v - \pi^\top X \rVert < \epsilon`.
 
     :math:`P = (D + I)^{-1} (A + I)`, :math:`\pi_j = (d_j + 1) / (2m + n)`, X row-normalised.
     """
@@ -31,15 +33,14 @@ def local_hops(graph: DGLGraph, feat: Tensor, eps: float, depth: int) -> Tensor:
     for k in range(depth):
         near = (x - limit).norm(dim=1) < eps
         hops = torch.where(near & (hops == depth), k, hops)
-        with looped.local_scope():
-            looped.ndata["x"] = x
-            looped.update_all(fn.copy_u("x", "m"), fn.mean("m", "x"))
-            x = looped.ndata["x"]
+        x = dgl.ops.copy_u_mean(looped, x)
     return hops
 
 
 class GivenHead(LayerHead):
     """Decode every node from a layer that is known beforehand: `layer` [N]."""
+
+    decodes_layers = True
 
     def __init__(self, in_feats, n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
@@ -51,11 +52,8 @@ class GivenHead(LayerHead):
         return replace(self.select(stack, labels, layer=layer), index=index)
 
     def select(self, stack, labels, logits=True, *, layer: Tensor) -> Selection:
-        kept, loss = self.decoders.decode(stack.stored(), layer, labels, logits=logits)
+        kept, loss = stack.stored().decode(self.decoders, layer, labels, logits=logits)
         return Selection(kept, layer, loss=loss)
-
-    def layer_logits(self, layers, index=None):
-        return self.decoders.decode_all(LayerStack.of(layers, index).rows())
 
 
 class NDLSelect(LayerSelect):
@@ -77,19 +75,26 @@ class NDLSelect(LayerSelect):
 
     def __init__(self, backbone: nn.Module, n_classes: int, *, eps: float = 0.03) -> None:
         super().__init__(backbone, n_classes)
-        self.depth, self.eps = len(backbone.layer_feats) - 1, eps
+        self.eps = eps
+        self.find_hops = partial(local_hops, eps=eps, depth=len(backbone.layer_feats) - 1)
         self.prepared = PreparedGraphs(self_loop=False)
         self.register_buffer("hops", None, persistent=False)
 
     def precompute(self, graph: DGLGraph, feat: Tensor) -> None:
         """Find the layer of every node of the graph that blocks will be taken from."""
-        self.hops = local_hops(graph, feat, self.eps, self.depth)
+        self.hops = self.find_hops(graph, feat)
 
     def forward(self, graph, feat, labels=None, index=None, logits: bool = True) -> Selection:
         source = layer_source(self.backbone, graph, feat)
         labels, index = self.head.check_targets(labels, index, source.n_rows)
         stack = source.stack(index).stored().checked(index)
-        layer = LayerRows(self._hops_of(graph, feat), index).rows()
+        if not isinstance(graph, list | tuple):
+            layer = self.prepared.get(graph, feat).propagated(feat, None, self.find_hops)
+        elif self.hops is None:
+            raise RuntimeError("call precompute(graph, feat) with the whole graph before blocks")
+        else:
+            layer = self.hops[graph[-1].dstdata[dgl.NID]]
+        layer = LayerRows(layer, index).rows()
         return replace(self.head.select(stack, labels, logits, layer=layer), index=index)
 
     @torch.no_grad()
@@ -105,14 +110,6 @@ class NDLSelect(LayerSelect):
             return None
         with evaluating(self):
             return self(graph, feat, index=val_index)
-
-    def _hops_of(self, graph, feat: Tensor) -> Tensor:
-        if not isinstance(graph, list | tuple):
-            prepared = self.prepared.get(graph, feat)
-            return prepared.hops(feat, lambda g, x: local_hops(g, x, self.eps, self.depth))
-        if self.hops is None:
-            raise RuntimeError("call precompute(graph, feat) with the whole graph before blocks")
-        return self.hops[graph[-1].dstdata[dgl.NID]]
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"

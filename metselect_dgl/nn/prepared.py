@@ -1,8 +1,8 @@
 """Values that a backbone derives from a graph, features and an index, computed once and kept.
 
-Nothing that is kept can go stale, however its origin was changed: features are recognised by a
-fingerprint of all their bits, an index and labels by comparison with a private copy, and a graph by
-DGL's structure object, which DGL replaces when the graph is edited.
+Nothing that is kept can go stale: features are recognised by a fingerprint of all their bits, an
+index and labels by comparison with a private copy, and a graph by DGL's structure object, which DGL
+replaces when the graph is edited.
 """
 
 from collections.abc import Callable
@@ -27,23 +27,18 @@ class FeatureRows:
 
     def __init__(self, feat: Tensor, index: Tensor | None) -> None:
         self.feat, self.index = feat, index
-        self._rows: Tensor | None = None
-        self._sparse: tuple[SparseRows | None] | None = None
-        self._moments: tuple[Tensor, MF.Moments] | None = None
+        self.derived: dict[str, Any] = {}
+        self.labels: Tensor | None = None  # of the moments
 
     def rows(self) -> Tensor:
         """Return the rows, [n, F]."""
         if self.index is None:
             return self.feat
-        if self._rows is None:
-            self._rows = _detached(lambda: self.feat[self.index])
-        return self._rows
+        return _once(self.derived, "rows", lambda: self.feat[self.index])
 
     def sparse(self) -> SparseRows | None:
         """Return the rows in compressed form where that is faster, else None."""
-        if self._sparse is None:
-            self._sparse = (_detached(lambda: SparseRows.if_sparse(self.rows())),)
-        return self._sparse[0]
+        return _once(self.derived, "sparse", lambda: SparseRows.if_sparse(self.rows()))
 
     def map(self, linear: nn.Linear) -> Tensor:
         """Return the image of the rows under a linear map, [n, D]."""
@@ -54,12 +49,14 @@ class FeatureRows:
 
     def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
         """Return the class moments of the rows, whose classes are `labels` [n]."""
-        if self._moments is None or not torch.equal(self._moments[0], labels):
-            moments = _detached(
-                lambda: MF.moments([self.feat], labels, n_classes, index=self.index)
-            )
-            self._moments = labels.clone(), moments
-        return self._moments[1]
+        if self.labels is None or not torch.equal(self.labels, labels):
+            self.derived.pop("moments", None)
+            self.labels = labels.clone()
+        return _once(
+            self.derived,
+            "moments",
+            lambda: MF.moments([self.feat], labels, n_classes, index=self.index),
+        )
 
 
 class PreparedGraph:
@@ -68,7 +65,6 @@ class PreparedGraph:
     def __init__(self, graph: DGLGraph, self_loop: bool) -> None:
         self.structure = graph._graph
         self.looped = add_self_loops(graph) if self_loop else None
-        self.graph = graph
         self.fingerprint: tuple = ()
         self.indices: list[Tensor] = []
         self.of_graph: dict[tuple, Any] = {}
@@ -80,10 +76,10 @@ class PreparedGraph:
         if feat.requires_grad:
             check_finite([feat])
             return
-        fingerprint = fingerprint_of(feat)
-        if fingerprint != self.fingerprint:
+        known = feat.shape, feat.dtype, feat.device, fingerprint(feat)
+        if known != self.fingerprint:
             check_finite([feat])
-            self.fingerprint = fingerprint
+            self.fingerprint = known
             self.of_features.clear()
 
     def known(self, index: Tensor | None) -> Tensor | None:
@@ -93,16 +89,14 @@ class PreparedGraph:
         for copy in self.indices:
             if torch.equal(copy, index):
                 return copy
-        copy = _detached(index.clone)
+        with torch.inference_mode(False):
+            copy = index.clone()
         self.indices = [copy, *self.indices[: _INDICES - 1]]
-        self._forget_indices()
-        return copy
-
-    def _forget_indices(self) -> None:
         kept = {id(None), *(id(copy) for copy in self.indices)}
         for derived in (self.of_graph, self.of_features):
             for key in [key for key in derived if key[1] not in kept]:
                 del derived[key]
+        return copy
 
     def edges(self, index: Tensor | None, make: Callable[..., Adjacency]) -> Adjacency:
         """Return the edges into all nodes, or into those of a known index."""
@@ -113,10 +107,6 @@ class PreparedGraph:
         rows = _once(self.of_features, ("rows", id(index)), lambda: FeatureRows(feat, index))
         rows.feat = feat  # of the same contents
         return rows
-
-    def hops(self, feat: Tensor, find: Callable) -> Tensor:
-        """Return the layer that NDLS gives every node."""
-        return _once(self.of_features, ("hops", id(None)), lambda: find(self.graph, feat))
 
     def propagated(self, feat: Tensor, index: Tensor | None, propagate: Callable) -> Tensor:
         """Return the rows of the propagated features at a known index."""
@@ -137,16 +127,12 @@ class PreparedGraphs:
 
     def get(self, graph: DGLGraph, feat: Tensor) -> PreparedGraph:
         """Return what was prepared for this graph, up to date with these features."""
-        found = None
-        for prepared in self.graphs:
-            if prepared.structure is graph._graph:
-                found = prepared
-        if found is None:
-            found = PreparedGraph(graph, self.self_loop)
-        found.update(graph, feat)
-        others = [prepared for prepared in self.graphs if prepared is not found]
-        self.graphs = [found, *others[: _GRAPHS - 1]]
-        return found
+        same = [known for known in self.graphs if known.structure is graph._graph]
+        others = [known for known in self.graphs if known.structure is not graph._graph]
+        prepared = same[0] if same else PreparedGraph(graph, self.self_loop)
+        prepared.update(graph, feat)
+        self.graphs = [prepared, *others[: _GRAPHS - 1]]
+        return prepared
 
     def clear(self) -> None:
         """Free everything that is kept."""
@@ -157,21 +143,12 @@ class PreparedGraphs:
         return {"self_loop": self.self_loop, "graphs": []}
 
 
-def fingerprint_of(feat: Tensor) -> tuple:
-    """Return shape, dtype, device and a position-dependent hash of all bits of a matrix."""
-    return feat.shape, feat.dtype, feat.device, fingerprint(feat)
-
-
-def _once(derived: dict, key: tuple, make: Callable[[], Any]) -> Any:
+def _once(derived: dict, key: Any, make: Callable[[], Any]) -> Any:
+    """Return what was made for a key; a later call, with or without gradients, may use it."""
     if key not in derived:
-        derived[key] = _detached(make)
+        with torch.inference_mode(False), torch.no_grad():
+            derived[key] = make()
     return derived[key]
-
-
-def _detached(make: Callable[[], Any]) -> Any:
-    """Return what a later call, with or without gradients, may use."""
-    with torch.inference_mode(False), torch.no_grad():
-        return make()
 
 
 def add_self_loops(graph: DGLGraph) -> DGLGraph:

@@ -93,11 +93,13 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def estimate(self, stack: LayerStack, labels: Tensor, merge: Merge | None = None) -> None:
-        """Set the prototypes from the rows of a stack, whose classes are `labels`; with `merge`,
-        also from those of the other processes."""
+        """Set the prototypes from rows of classes `labels`; with `merge`, of all processes."""
         fourth = None
         if merge is not None:
-            moments, _ = _merged(_shifted(self, stack, labels), merge)
+            moments = _no_moments(self)
+            if len(labels):
+                moments = moments.merge(_finite_moments(stack, labels, self.n_classes))
+            moments, _ = _merged(moments, merge)
         else:
             moments = _finite_moments(stack, labels, self.n_classes)
             if self.shrinkage == "ledoit_wolf":
@@ -107,8 +109,7 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def learn(self, stack: LayerStack, labels: Tensor) -> None:
-        """Take in the rows of a training call, as `source` says; in a first epoch without
-        prototypes, those of what was gathered so far are used."""
+        """Take in the rows of a training call; in a first epoch, use what was gathered so far."""
         if self.source == "call":
             self.estimate(stack, labels)
             return
@@ -138,8 +139,7 @@ class Prototypes(nn.Module):
             raise RuntimeError("there were no training calls to renew the moments from")
         self.set(gathered)
         _warn_missing(self)
-        self._starting = False
-        self.gathered = None
+        self.gathered, self._starting = None, False
         if self.source == "ema":
             means = [mean.clone() for mean in self.means]
             self.gathered = gathered.scaled(1 / processes).about(means)
@@ -160,8 +160,7 @@ class Prototypes(nn.Module):
 
     def metric(self, depth: int | None = None) -> dict:
         """Return means, factors and valid classes as :mod:`metselect_dgl.functional` takes them: of
-        one layer, or of all as copies, so that an update does not disturb a backward pass that is
-        still to come."""
+        one layer, or of all as copies, which an update before the backward pass leaves alone."""
         valid = self.valid
         if not valid.any():
             raise RuntimeError(
@@ -194,17 +193,8 @@ def _finite_moments(stack: LayerStack, labels: Tensor, n_classes: int) -> MF.Mom
 
 
 def _no_moments(prototypes: Prototypes) -> MF.Moments:
-    """Return the moments of no node about the prototypes (0 before there are any): the same shifts
-    in all processes, so that their sums add up."""
+    """Return the moments of no node about the prototypes, the same shifts in all processes."""
     return MF.Moments.zeros([mean.clone() for mean in prototypes.means])
-
-
-def _shifted(prototypes: Prototypes, stack: LayerStack, labels: Tensor) -> MF.Moments:
-    """Return the moments of the rows, of which there may be none, about the prototypes."""
-    moments = _no_moments(prototypes)
-    if len(labels) == 0:
-        return moments
-    return moments.merge(_finite_moments(stack, labels, prototypes.n_classes))
 
 
 def _merged(moments: MF.Moments, merge: Merge) -> tuple[MF.Moments, int]:

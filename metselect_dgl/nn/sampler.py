@@ -13,11 +13,9 @@ IN_DEGREE, OUT_DEGREE = "in_degree", "out_degree"
 class DegreeSampler(dgl.dataloading.NeighborSampler):
     """DGL's neighbour sampler, whose blocks carry the degrees of their nodes in the whole graph.
 
-    With them GCN normalises as on the whole graph, and GCN and GIN scale the sum of the neighbours
-    that were sampled to the number of all: with every neighbour sampled (fanout -1) a layer on
-    blocks is the layer on the graph, with fewer it estimates the sum without bias.
-
-    A backbone with ``self_loop=True`` adds the loops itself: sample from
+    With them GCN normalises as on the whole graph, and GCN and GIN scale the sum of the sampled
+    neighbours to the number of all: exact with every neighbour (fanout -1), else an estimate
+    without bias. For a backbone with ``self_loop=True``, which adds the loops itself, sample from
     ``dgl.remove_self_loop(graph)``.
 
     Parameters
@@ -50,15 +48,14 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
         sources, seeds, blocks = super().sample_blocks(g, seed_nodes, exclude_eids)
         for block in blocks:
-            block.srcdata[OUT_DEGREE] = _looked_up(self.out_degree, block.srcdata[dgl.NID])
-            block.dstdata[IN_DEGREE] = _looked_up(self.in_degree, block.dstdata[dgl.NID])
+            for data, name, degrees in (
+                (block.srcdata, OUT_DEGREE, self.out_degree),
+                (block.dstdata, IN_DEGREE, self.in_degree),
+            ):
+                nodes = data[dgl.NID]  # the degrees stay on the device of the graph
+                at = nodes.to(degrees.device) if isinstance(degrees, Tensor) else nodes
+                data[name] = degrees[at].to(nodes.device)
         return sources, seeds, blocks
-
-
-def _looked_up(degrees, nodes: Tensor) -> Tensor:
-    """On the device of the nodes; the degrees stay where the graph is."""
-    at = nodes.to(degrees.device) if isinstance(degrees, Tensor) else nodes
-    return degrees[at].to(nodes.device)
 
 
 def sampling_graph(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
@@ -66,41 +63,37 @@ def sampling_graph(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:
     partitioned graph is returned as it is."""
     if not backbone.self_loop or not isinstance(graph, dgl.DGLGraph):
         return graph
-    source, target = graph.edges()
-    return dgl.remove_self_loop(graph) if (source == target).any() else graph
+    return dgl.remove_self_loop(graph) if has_loops(graph) else graph
 
 
-def knows_degrees(block: dgl.DGLGraph) -> bool:
-    """Whether a `DegreeSampler` made it."""
-    return IN_DEGREE in block.dstdata and OUT_DEGREE in block.srcdata
+def knows_degrees(block: dgl.DGLGraph, adds_loops: bool) -> bool:
+    """Return whether a `DegreeSampler` made the block; raise an error if its degrees count loops
+    and the backbone adds its own."""
+    if IN_DEGREE not in block.dstdata or OUT_DEGREE not in block.srcdata:
+        return False
+    if adds_loops and has_loops(block):
+        raise ValueError(
+            "the blocks have self-loops and the backbone adds its own (self_loop=True); sample "
+            "from dgl.remove_self_loop(graph)"
+        )
+    return True
+
+
+def has_loops(graph: dgl.DGLGraph) -> bool:
+    """Return whether an edge of a graph or block starts and ends at the same node."""
+    source, target = graph.edges()  # in a block, equal numbers are the same node
+    return bool((source == target).any())
 
 
 def no_in_edges() -> dgl.DGLError:
-    """The error for a node without in-edges."""
+    """Return the error for a node without in-edges."""
     return dgl.DGLError(
         "there are 0-in-degree nodes, without in-edges; add self-loops (self_loop=True), "
         "or let them pass (allow_zero_in_degree=True)"
     )
 
 
-def check_no_loops(block: dgl.DGLGraph) -> None:
-    """For a backbone that adds loops itself: the degrees must not count others."""
-    source, target = block.edges()  # in a block, equal numbers are the same node
-    if (source == target).any():
-        raise ValueError(
-            "the blocks have self-loops and the backbone adds its own (self_loop=True); sample "
-            "from dgl.remove_self_loop(graph)"
-        )
-
-
 def neighbour_sum(block: dgl.DGLGraph, h: Tensor) -> Tensor:
-    """The sum of `h` over all in-neighbours, estimated from those in the block: exact if they are
-    all there."""
+    """Return the sum of `h` over all in-neighbours, estimated from those in the block."""
     share = block.dstdata[IN_DEGREE].to(h.dtype) / block.in_degrees().clamp(min=1)
     return dgl.ops.copy_u_sum(block, h) * share.unsqueeze(1)
-
-
-def root_degrees(block: dgl.DGLGraph, loops: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The roots of the degrees of sources and targets, [n, 1] each, with `loops` more."""
-    degrees = block.srcdata[OUT_DEGREE].to(like.dtype), block.dstdata[IN_DEGREE].to(like.dtype)
-    return tuple((each + loops).clamp(min=1).sqrt().unsqueeze(1) for each in degrees)

@@ -1,7 +1,6 @@
 """Sources of layers: a whole graph, stored layers (of blocks or of any module), and batches.
 
-A source gives the layers of one graph and its features. Heads and calibration consume them without
-knowing how they are computed.
+Heads consume the layers of a source without knowing how they are computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +40,8 @@ class LayerSource:
         return self
 
     def settle(self, depth: int, pending: Tensor) -> None:
-        """After layer `depth`, compute deeper layers only as far as the rows `pending` [n_rows],
-        a mask, need them; nothing is saved where all rows of a layer are computed together."""
+        """After layer `depth`, compute deeper layers only as far as the mask `pending` [n_rows]
+        needs them; nothing is saved where all rows of a layer are computed together."""
 
 
 class StoredLayers(LayerSource):
@@ -76,12 +75,7 @@ class StoredLayers(LayerSource):
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
         for depth, h in enumerate(self.layers):
-            yield depth, _tiles(h)
-
-
-def _tiles(h: Tensor) -> Batches:
-    for start in range(0, max(len(h), 1), TILE):
-        yield slice(start, start + TILE), h[start : start + TILE]
+            yield depth, batches_of(h, TILE)
 
 
 class GraphSource(LayerSource):
@@ -92,8 +86,7 @@ class GraphSource(LayerSource):
         self.n_rows = graph.num_nodes()
 
     def stack(self, index: Tensor | None = None) -> LayerStack:
-        """Return the rows `index` of every layer: of the last layer no others are computed, and
-        the first one is not stored."""
+        """Return the rows `index` of every layer; of the last one no others are computed."""
         prepared = self._prepare()
         index = prepared.known(index)
         layers, h = [self._first(prepared, index)], self.feat
@@ -107,9 +100,8 @@ class GraphSource(LayerSource):
         return LayerStack([*layers, LayerRows(h, None if reduced else index)])
 
     def sweep(self) -> Iterator[tuple[int, Batches]]:
-        prepared = self._prepare()
+        prepared, h = self._prepare(), self.feat
         yield 0, _whole(0, self._first(prepared, None).rows())
-        h = self.feat
         for depth in range(self.backbone.num_layers):
             h = self._next(depth, prepared, h, None)[0]
             yield depth + 1, _whole(depth + 1, h)
@@ -124,22 +116,21 @@ class GraphSource(LayerSource):
     def _first(self, prepared, index: Tensor | None) -> LayerRows:
         """Return layer 0, a linear map of the features."""
         backbone, feat = self.backbone, self.feat
-        if backbone.drops:
+        if backbone.drops or feat.requires_grad:
             return LayerRows(backbone.first_layer(LayerRows(feat, index).rows()))
-        constant = None if feat.requires_grad else prepared.features(feat, index)
-        return LayerRows(feat, index, backbone.input, constant)
+        return LayerRows(feat, index, backbone.input, prepared.features(feat, index))
 
     def _next(
         self, depth: int, prepared, h: Tensor, index: Tensor | None
     ) -> tuple[Tensor, Tensor, bool]:
-        """Return the layer after `h`, `h` for further use, and whether only the rows `index` were
-        computed."""
+        """Return the next layer, `h` for further use, and whether only `index` was computed."""
         backbone, convolution = self.backbone, self.backbone.convolution
         conv = backbone.convs[depth]
         fuses = backbone.fuses(conv, h)
         constant = depth == 0 and not backbone.drops and not h.requires_grad
+        once = constant and backbone.propagate_once and not backbone.runs_as_module(conv, h)
         sparse = prepared.features(h, None).sparse() if fuses and constant else None
-        if constant and sparse is None and backbone.propagates(conv, h):
+        if once and sparse is None:
             propagated = prepared.propagated(h, index, convolution.propagate)
             out = convolution.transform(conv, propagated, LayerRows(h, index))
             return out, h, index is not None
@@ -164,8 +155,7 @@ class BatchedSource(LayerSource):
     backbone : a module with `layer_feats` and two methods: `first_layer(feat)` returns layer 0 of
         the nodes whose features are given; `layer_on_block(depth, block, h)` returns layer `depth`
         (1, 2, ...) at the targets of a block from layer depth - 1, or from the features if depth
-        is 1, at its sources. The block has all in-neighbours of its targets, and their degrees in
-        the graph as :class:`DegreeSampler` stores them
+        is 1, at its sources. The block is of a :class:`DegreeSampler` and has all in-neighbours
     loops : the backbone adds a self-loop to every node, which counts as an edge
     """
 
@@ -203,14 +193,12 @@ class BatchedSource(LayerSource):
         """Return the rows `index` of every layer, without gradients."""
         if index is None:
             index = torch.arange(self.n_rows, device=self.feat.device)
-        wanted, back = index.unique(return_inverse=True)  # a node may be asked for twice
-        place = torch.full((self.n_rows,), -1, device=index.device)
-        place[wanted] = torch.arange(len(wanted), device=index.device)
+        _, back = index.unique(return_inverse=True)  # a node may be asked for twice
+        wanted = torch.zeros(self.n_rows, dtype=torch.bool, device=index.device)
+        wanted[index] = True
         layers = []
         for _, batches in self.sweep():
-            parts = []
-            for rows, h in batches:
-                parts.append(h[place[rows] >= 0])
+            parts = [h[wanted[rows]] for rows, h in batches]
             layers.append(torch.cat(parts)[back])
         return LayerStack.of(layers)
 
@@ -240,14 +228,12 @@ class BatchedSource(LayerSource):
         return self.layer_on_block(depth, block, h[sources])
 
     def nodes(self, depth: int) -> Iterator[tuple[Rows, Tensor]]:
-        """Yield rows and nodes of every batch of a layer."""
+        """Return an iterator over the rows and nodes of every batch of a layer."""
         pending = self.pending[depth]
         if pending is None:
             everything = torch.arange(self.n_rows, device=self.feat.device)
-            yield from batches_of(everything, self.batch_size)
-            return
-        for nodes in pending.nonzero().squeeze(1).split(self.batch_size):
-            yield nodes, nodes
+            return batches_of(everything, self.batch_size)
+        return ((nodes, nodes) for nodes in pending.nonzero().squeeze(1).split(self.batch_size))
 
     def store(self, depth: int, width: int) -> Tensor:
         """Return room for a layer of all nodes."""
@@ -266,11 +252,11 @@ class BatchedSource(LayerSource):
         self.pending[depth + 1] = upstream
 
 
-def batches_of(nodes: Tensor, batch_size: int) -> Iterator[tuple[Rows, Tensor]]:
+def batches_of(values: Tensor, batch_size: int) -> Batches:
     """Yield the positions and the entries of consecutive batches."""
-    for start in range(0, len(nodes), batch_size):
+    for start in range(0, len(values), batch_size):
         rows = slice(start, start + batch_size)
-        yield rows, nodes[rows]
+        yield rows, values[rows]
 
 
 @singledispatch
@@ -282,9 +268,7 @@ def layer_source(
 ) -> LayerSource:
     """Return the source of the layers of a graph, or of blocks.
 
-    Any module that returns its layers will do; :class:`Backbone` registers its own sources. With a
-    `batch_size`, layers are computed in batches; see :class:`BatchedSource` for what the module
-    must offer.
+    Any module that returns its layers will do; with a `batch_size`, see :class:`BatchedSource`.
     """
     if batch_size is None:
         return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats)

@@ -1,7 +1,6 @@
 """How one kind of convolution is made and computed; a new kind is a subclass in a file of its own.
 
-Only `make` is required. A convolution that is also computed on edges runs in the fused backend, one
-that is computed on blocks is exact there, one that propagates first can do so once and for all.
+Only `make` is required; the other methods make it faster, or exact on blocks.
 """
 
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from torch import Tensor, nn
 
 from ..adjacency import Adjacency, SparseRows
 from ..layer_rows import LayerRows
-from ..prepared import add_self_loops
-from ..sampler import check_no_loops, knows_degrees, no_in_edges
+from ..sampler import no_in_edges
 
 
 @dataclass
@@ -33,12 +31,6 @@ class Convolution:
     propagates = False  # `propagate` and `transform` are implemented
     needs_degrees = False  # the DGL module counts degrees inside a block
     rows_are_independent = True  # else a layer is computed for all nodes, whichever are asked for
-
-    def as_module(self) -> "Convolution":
-        """Return the convolution of other modules with these options, which are only called."""
-        plain = Convolution(self.self_loop, self.allow_zero_in_degree)
-        plain.needs_degrees = self.needs_degrees
-        return plain
 
     def make(self, in_feats: int, out_feats: int) -> nn.Module:
         """Return the DGL module; its output is flattened to [N, out_feats]."""
@@ -62,21 +54,9 @@ class Convolution:
         index: Tensor | None,
         sparse: SparseRows | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the next layer at the targets of `edges`, and `h` for further use: a gradient to
-        the returned one is added inside the backward pass of the convolution. `sparse` is `h` in
-        compressed form, where it is mostly 0."""
+        """Return the next layer at the targets of `edges`, and `h` for further use, the gradient
+        of which is added inside the backward pass; `sparse` is `h` where it is mostly 0."""
         raise NotImplementedError(f"{type(self).__name__} is not computed on edges")
-
-    def on_block(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor:
-        """Return the next layer at the targets of a block. It is that of the whole graph if the
-        block has all neighbours of its targets and, for some kinds, their degrees."""
-        if knows_degrees(block):
-            if self.self_loop:
-                check_no_loops(block)
-            out = self.on_degrees(conv, block, h)
-            if out is not None:
-                return torch.relu(out)
-        return self.on_graph(conv, add_self_loops(block) if self.self_loop else block, h)
 
     def on_degrees(self, conv: nn.Module, block: DGLGraph, h: Tensor) -> Tensor | None:
         """Return the convolution before its ReLU on a block that knows the degrees of the whole

@@ -30,15 +30,12 @@ class GATConvolution(Convolution):
             raise ValueError(
                 f"a layer of {out_feats} features does not divide by {self.heads} heads"
             )
-        allow = self.allow_zero_in_degree
-        return GATConv(in_feats, width, self.heads, allow_zero_in_degree=allow)
+        return GATConv(in_feats, width, self.heads, allow_zero_in_degree=self.allow_zero_in_degree)
 
     def on_edges(self, conv, edges, h, index, sparse):
         """The attention vectors are multiplied by the weights first: they see h, not its image."""
         weight = conv.fc.weight.view(self.heads, -1, h.shape[1])  # [H, F, D]
-        ends = torch.cat(
-            [(attn[0].unsqueeze(-1) * weight).sum(1) for attn in (conv.attn_l, conv.attn_r)]
-        )
+        ends = torch.cat([(a[0].unsqueeze(-1) * weight).sum(1) for a in (conv.attn_l, conv.attn_r)])
         if sparse is None:
             logits, feat = h @ ends.T, h @ conv.fc.weight.T
         else:
@@ -54,8 +51,8 @@ class GATConvolution(Convolution):
 class GAT(Backbone):
     """Layers of :class:`dgl.nn.GATConv`, `heads` attention heads side by side.
 
-    The width of a layer is that of all its heads together, so it must divide by `heads`. Other
-    options are those of :class:`Backbone`.
+    The width of a layer, of all its heads together, must divide by `heads`. Other options are those
+    of :class:`Backbone`.
 
     Examples
     --------

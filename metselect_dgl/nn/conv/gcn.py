@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...functional import graph as MG
 from ..backbone import Backbone
 from ..layer_rows import LayerRows
-from ..sampler import IN_DEGREE, neighbour_sum, no_in_edges, root_degrees
+from ..sampler import IN_DEGREE, OUT_DEGREE, neighbour_sum, no_in_edges
 from .base import Convolution
 
 
@@ -23,8 +23,7 @@ class GCNConvolution(Convolution):
         return GraphConv(in_feats, out_feats, allow_zero_in_degree=self.allow_zero_in_degree)
 
     def propagate(self, graph: DGLGraph, feat: Tensor) -> Tensor:
-        allow = self.allow_zero_in_degree
-        width = feat.shape[1]
+        allow, width = self.allow_zero_in_degree, feat.shape[1]
         average = GraphConv(width, width, weight=False, bias=False, allow_zero_in_degree=allow)
         return average(graph, feat.detach())
 
@@ -44,7 +43,9 @@ class GCNConvolution(Convolution):
         fine = self.self_loop or self.allow_zero_in_degree
         if not fine and (block.dstdata[IN_DEGREE] == 0).any():
             raise no_in_edges()
-        sources, targets = root_degrees(block, int(self.self_loop), h)
+        degrees = block.srcdata[OUT_DEGREE].to(h.dtype), block.dstdata[IN_DEGREE].to(h.dtype)
+        loops = int(self.self_loop)
+        sources, targets = ((d + loops).clamp(min=1).sqrt().unsqueeze(1) for d in degrees)  # [n, 1]
         narrows = conv.weight.shape[0] > conv.weight.shape[1]
         h = (h @ conv.weight if narrows else h) / sources
         out = neighbour_sum(block, h)
@@ -55,9 +56,8 @@ class GCNConvolution(Convolution):
 class GCN(Backbone):
     r"""Layers of :class:`dgl.nn.GraphConv`. Options are those of :class:`Backbone`.
 
-    On blocks GraphConv counts the degrees inside the block, so that even with all neighbours
-    sampled its layers are not those of the whole graph; they are on the blocks of a
-    :class:`DegreeSampler`.
+    On blocks GraphConv counts the degrees inside the block, so that its layers are those of the
+    whole graph only on blocks of a :class:`DegreeSampler`.
 
     Examples
     --------

@@ -68,13 +68,12 @@ class GINConvolution(Convolution):
         return self.transform(conv, summed, LayerRows(h, index)), h
 
     def on_degrees(self, conv, block, h):
-        own = h[: block.num_dst_nodes()]
         loops = 1 + conv.eps + int(self.self_loop)
-        return conv.apply_func(neighbour_sum(block, h) + loops * own)
+        return conv.apply_func(neighbour_sum(block, h) + loops * h[: block.num_dst_nodes()])
 
 
 def _counts(eps: Tensor) -> bool:
-    """Whether eps takes part: it is trained, or is not 0."""
+    """Return whether eps takes part: it is trained, or is not 0."""
     return eps.requires_grad or eps.item() != 0
 
 
