@@ -20,6 +20,8 @@ def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "f
     if not isinstance(feat, Tensor) or not feat.is_floating_point():
         kind = f"a {like.dtype} tensor, for instance feat.float()"
         raise TypeError(f"{what} is {_kind(feat)}; pass {kind}")
+    if feat.layout != torch.strided:
+        raise TypeError(f"{what} is a sparse tensor; pass {what}.to_dense()")
     if feat.device != like.device:
         raise ValueError(f"{what} is on {feat.device}, the model on {like.device}; use .to()")
     if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":

@@ -254,7 +254,7 @@ def test_bad_calls(small):
         predict(model, graph, feat[:-1])
     with pytest.raises(ValueError, match="rule='confidence'"):
         predict(calibrated(small, rule="distance"), graph, feat, exit_at=0.5)
-    with pytest.raises(ValueError, match="looks at all layers together"):
+    with pytest.raises(ValueError, match="needs all layers"):
         predict(trained(small, model=AttnSelect), graph, feat)
     bad = feat.clone()
     bad[17, 3] = torch.nan

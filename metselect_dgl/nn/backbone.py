@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import index
 
 import torch
 from dgl import DGLGraph
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..checks import check_feat, check_finite
 from ..functional import graph as MG
 from .conv.base import Convolution
+from .plain_modules import is_hooked, settings_of
 from .prepared import PreparedGraphs, add_self_loops
 from .sampler import knows_degrees, sampling_graph
 from .source import BatchedSource, GraphSource, LayerSource, StoredLayers, layer_source
@@ -62,9 +64,9 @@ class Backbone(nn.Module):
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"num_layers is {num_layers}; a backbone has at least one")
-        widths = [hidden] * (num_layers + 1) if isinstance(hidden, int) else list(hidden)
-        if len(widths) != num_layers + 1:
-            raise ValueError(f"hidden has {len(widths)} widths for {num_layers + 1} layers")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout is {dropout}; it is a probability from 0 to 1")
+        widths = layer_widths(hidden, num_layers + 1)
         if engine not in self.ENGINES:
             raise ValueError(f"engine is {engine!r}; use one of {', '.join(self.ENGINES)}")
         if engine == "fused" and (self.own_modules or not convolution.fused):
@@ -79,6 +81,7 @@ class Backbone(nn.Module):
         self.in_feats, self.layer_feats, self.num_layers = in_feats, widths, num_layers
         self.input = nn.Linear(in_feats, widths[0])
         self.convs = nn.ModuleList(self._make_convs())
+        self._made = [settings_of(conv) for conv in self.convs]
         self.dropout = nn.Dropout(dropout)
         self.prepared = PreparedGraphs(self.self_loop)
 
@@ -99,6 +102,7 @@ class Backbone(nn.Module):
         """Return [h_0, ..., h_depth] on a graph, or of the seeds on one block per layer."""
         blocks = blocks_of(graph)
         if blocks is None:
+            self.check_inputs(graph, feat)
             return GraphSource(self, graph, feat).stack().rows()
         if len(blocks) != self.num_layers:
             raise ValueError(f"got {len(blocks)} blocks for {self.num_layers} layers")
@@ -129,7 +133,11 @@ class Backbone(nn.Module):
 
     def check_inputs(self, graph: DGLGraph, feat: Tensor) -> None:
         """Raise an error if features do not fit the graph or the backbone."""
-        check_feat(feat, graph.num_src_nodes(), self.in_feats, self.input.weight)
+        if not isinstance(graph, DGLGraph):
+            raise TypeError(f"graph is {type(graph).__name__}; pass a DGLGraph, then the features")
+        if len(graph.ntypes) > 1 + graph.is_block:
+            raise ValueError("the graph has several types of nodes; pass one type of nodes")
+        check_feat(feat, graph.num_src_nodes(), self.in_feats, next(self.parameters()))
         if graph.device != feat.device:
             raise ValueError(f"graph is on {graph.device}, feat on {feat.device}; use .to()")
 
@@ -152,9 +160,10 @@ class Backbone(nn.Module):
         return self.dropout(h) if self.drops else h
 
     def runs_as_module(self, conv: nn.Module, h: Tensor) -> bool:
-        """Return whether the module itself is called: of a subclass, with hooks, in autocast."""
-        hooked = any(part._forward_hooks or part._forward_pre_hooks for part in conv.modules())
-        return self.own_modules or hooked or torch.is_autocast_enabled(h.device.type)
+        """Return whether the module itself is called: of a subclass, with hooks, changed after it
+        was made, in autocast."""
+        changed = is_hooked(conv) or settings_of(conv) not in self._made
+        return self.own_modules or changed or torch.is_autocast_enabled(h.device.type)
 
     def fuses(self, conv: nn.Module, h: Tensor) -> bool:
         """Return whether a convolution is computed on edges instead of by its module."""
@@ -169,22 +178,41 @@ class Backbone(nn.Module):
         )
 
 
+def layer_widths(hidden: int | Sequence[int], n_layers: int) -> list[int]:
+    """Return the width of every layer."""
+    try:
+        widths = [int(index(width)) for width in (hidden if is_sequence(hidden) else [hidden])]
+    except TypeError:
+        raise TypeError(f"hidden is {hidden!r}; pass a width, or one for every layer") from None
+    widths = widths if is_sequence(hidden) else widths * n_layers
+    if len(widths) != n_layers:
+        raise ValueError(f"hidden has {len(widths)} widths for {n_layers} layers")
+    if min(widths) < 1:
+        raise ValueError(f"hidden is {hidden}; a layer has at least one feature")
+    return widths
+
+
+def is_sequence(value: object) -> bool:
+    """Return whether it is a list or tuple of values."""
+    return isinstance(value, list | tuple)
+
+
 def blocks_of(graph: DGLGraph | Sequence[DGLGraph]) -> list[DGLGraph] | None:
     """Return the blocks, one per layer, or None for a whole graph."""
-    if isinstance(graph, list | tuple):
+    if is_sequence(graph):
         return list(graph)
-    return [graph] if graph.is_block else None
+    return [graph] if isinstance(graph, DGLGraph) and graph.is_block else None
 
 
 @layer_source.register
 def _(backbone: Backbone, graph, feat: Tensor, batch_size: int | None = None) -> LayerSource:
     blocks = blocks_of(graph)
     if blocks is not None:
-        seeds = blocks[-1].num_dst_nodes()
+        seeds = blocks[-1].num_dst_nodes() if blocks else 0
         return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats, seeds)
+    backbone.check_inputs(graph, feat)
     if batch_size is None:
         return GraphSource(backbone, graph, feat)
-    backbone.check_inputs(graph, feat)
     backbone.check_exact_on_blocks()
     sampled = sampling_graph(backbone, graph)
     return BatchedSource(backbone, sampled, feat, batch_size, loops=backbone.self_loop)

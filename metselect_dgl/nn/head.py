@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from threading import Lock, RLock
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +65,7 @@ class LayerHead(nn.Module):
     ) -> Selection:
         """Select for the rows `index` of a list of layers; see :meth:`select`."""
         stack, labels, index = self.check(layers, labels, index)
-        return replace(self.select(stack, labels, logits), index=index)
+        return replace(select_in_full(self, stack, labels, logits), index=index)
 
     def check(self, layers, labels, index) -> tuple[LayerStack, Tensor | None, Tensor | None]:
         """Return stack, labels and index after checking them, each for the rows in question."""
@@ -156,13 +158,37 @@ class LayerwiseHead(LayerHead):
         return predict_layer_by_layer(self, source, exit_at=exit_at, progress=progress)
 
 
+def select_in_full(
+    head: LayerHead, stack: LayerStack, labels: Tensor | None, logits: bool
+) -> Selection:
+    """Call `select` in the precision of the parameters, also under autocast."""
+    like = next(head.parameters())
+    if not torch.is_autocast_enabled(like.device.type):
+        return head.select(stack, labels, logits)
+    with torch.autocast(like.device.type, enabled=False):
+        stack = LayerStack.of([h.to(like.dtype) for h in stack.rows()])
+        return head.select(stack, labels, logits)
+
+
+_LOCKS = WeakKeyDictionary()  # one for every model; not attributes, since they cannot be copied
+_NEW_LOCK = Lock()
+
+
+def lock_of(model: nn.Module) -> RLock:
+    """Return the lock under which a model is called: its mode is that of one call at a time."""
+    with _NEW_LOCK:
+        return _LOCKS.setdefault(model, RLock())
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, and every module back to its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    """Switch to evaluation mode in full precision, and every module back to its own mode
+    afterwards; calls of the model in other threads wait."""
+    with lock_of(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional as MF
 from ..checks import check_finite
+from .plain_modules import is_plain_linear
 from .prepared import FeatureRows
 
 
@@ -135,6 +138,8 @@ class LayerStack:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return logits [n, C] and loss (Eq. 6) of every row by the decoder of its layer; no loss
         without labels, and no logits beside a loss if they are not wanted."""
+        if not all(is_plain_linear(decoder) for decoder in decoders):
+            return self._decode_by_modules(decoders, layer, labels, deep_supervision)
         pairs = zip(self.layers, decoders, strict=True)
         weights, biases = zip(*(rows.decoder(decoder) for rows, decoder in pairs), strict=True)
         selected = {**self.sources(), "weights": weights, "biases": biases, "layer": layer}
@@ -144,3 +149,17 @@ class LayerStack:
             **selected, labels=labels, deep_supervision=deep_supervision, keep_logits=logits
         )
         return kept, loss
+
+    def _decode_by_modules(
+        self, decoders: Sequence[nn.Module], layer: Tensor, labels: Tensor | None, deep: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Decode every row by every decoder, called as the user changed it."""
+        pairs = zip(decoders, self.rows(), strict=True)
+        every = torch.stack([decoder(h) for decoder, h in pairs])  # [L, n, C]
+        logits = every[layer, torch.arange(len(layer), device=layer.device)]
+        if labels is None:
+            return logits, None
+        loss = F.cross_entropy(logits, labels)
+        if deep:
+            loss = loss + deep * F.cross_entropy(every.flatten(0, 1), labels.repeat(len(every)))
+        return logits, loss

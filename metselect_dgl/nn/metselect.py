@@ -1,5 +1,6 @@
 """MetSelect: prototypes measure every layer, a comparer selects one, a decoder classifies there."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -78,6 +79,8 @@ class MetSelectHead(LayerwiseHead):
     ) -> None:
         super().__init__(in_feats, n_classes)
         _check_options(rule, loss, select, shrinkage, deep_supervision, metric_dim, moments)
+        if not math.isfinite(alpha):
+            raise ValueError(f"alpha is {alpha}; it must be a finite number")
         self.options = f"rule={rule!r}, loss={loss!r}, select={select!r}"
         self.rule, self.loss, self.deep_supervision = rule, loss, deep_supervision
         self.lowest_wins = rule == "opposite"
@@ -224,8 +227,10 @@ def _check_options(rule, loss, select, shrinkage, deep_supervision, metric_dim, 
     MF.check_shrinkage(shrinkage)
     if metric_dim is not None and metric_dim < 1:
         raise ValueError(f"metric_dim is {metric_dim}; use 1 or more, or None")
-    if deep_supervision < 0:
-        raise ValueError(f"deep_supervision is {deep_supervision}; it cannot be negative")
+    if not 0 <= deep_supervision < math.inf:
+        raise ValueError(
+            f"deep_supervision is {deep_supervision}; it cannot be negative or infinite"
+        )
     if moments != "call" and shrinkage == "ledoit_wolf":
         raise ValueError(f"moments={moments!r} is one pass, ledoit_wolf needs two; use 'oas'")
     if select == "gate" and (loss, rule) != ("ce", "confidence"):

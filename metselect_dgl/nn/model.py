@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from .head import Selection, evaluating
+from .head import Selection, evaluating, lock_of, select_in_full
 from .source import BATCH, layer_source
 
 
@@ -22,18 +22,19 @@ class LayerSelect(nn.Module):
     def forward(self, graph, feat, labels=None, index=None, logits: bool = True) -> Selection:
         """Select for the nodes `index` (all without it) of a graph, or for the seeds of blocks;
         with labels, also the loss. In training, ``logits=False`` leaves the logits out."""
-        source = layer_source(self.backbone, graph, feat)
-        labels, index = self.head.check_targets(labels, index, source.n_rows)
-        if labels is None and index is None and not (self.training or torch.is_grad_enabled()):
-            return self.head.predict(source)
-        stack = source.stack(index)  # L layers, the n rows of each that are asked for
-        guided = labels is not None and self.training
-        if not guided:
-            stack = stack.stored().checked(index)
-        selection = self.head.select(stack, labels, logits or not guided)
-        if selection.loss is not None and not torch.isfinite(selection.loss):
-            stack.checked(index)  # cheaper than to look before
-        return replace(selection, index=index)
+        with lock_of(self):
+            source = layer_source(self.backbone, graph, feat)
+            labels, index = self.head.check_targets(labels, index, source.n_rows)
+            if labels is None and index is None and not (self.training or torch.is_grad_enabled()):
+                return self.head.predict(source)
+            stack = source.stack(index)  # L layers, the n rows of each that are asked for
+            guided = labels is not None and self.training
+            if not guided:
+                stack = stack.stored().checked(index)
+            selection = select_in_full(self.head, stack, labels, logits or not guided)
+            if selection.loss is not None and not torch.isfinite(selection.loss):
+                stack.checked(index)  # cheaper than to look before
+            return replace(selection, index=index)
 
     @torch.no_grad()
     def predict(
@@ -43,8 +44,7 @@ class LayerSelect(nn.Module):
         layer in batches: the same result, two layers in memory. With `exit_at` below 1, a node
         whose class is that probable at a layer is settled there (early exit)."""
         if batch_size is not None and not self.head.layerwise:
-            name = type(self.head).__name__
-            raise ValueError(f"a {name} looks at all layers together; leave out batch_size")
+            raise ValueError(f"{type(self.head).__name__} needs all layers; leave out batch_size")
         batch_size = BATCH if batch_size is None and exit_at < 1 else batch_size
         with evaluating(self):
             source = layer_source(self.backbone, graph, feat, batch_size)

@@ -5,7 +5,9 @@ index and labels by comparison with a private copy, and a graph by DGL's structu
 replaces when the graph is edited.
 """
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dgl
@@ -26,9 +28,18 @@ class FeatureRows:
     """The rows `index` of features that are the same in every call."""
 
     def __init__(self, feat: Tensor, index: Tensor | None) -> None:
-        self.feat, self.index = feat, index
+        self._feat, self.index = weakref.ref(feat), index
         self.derived: dict[str, Any] = {}
         self.labels: Tensor | None = None  # of the moments
+
+    @property
+    def feat(self) -> Tensor:
+        """The features of this call, which are not kept alive for the next."""
+        return self._feat()
+
+    @feat.setter
+    def feat(self, feat: Tensor) -> None:
+        self._feat = weakref.ref(feat)
 
     def rows(self) -> Tensor:
         """Return the rows, [n, F]."""
@@ -63,7 +74,7 @@ class PreparedGraph:
     """Values derived from one graph, with its self-loops if they are wanted, and its features."""
 
     def __init__(self, graph: DGLGraph, self_loop: bool) -> None:
-        self.structure = graph._graph
+        self.structure = weakref.ref(graph._graph, partial(_forget, weakref.ref(self)))
         self.looped = add_self_loops(graph) if self_loop else None
         self.fingerprint: tuple = ()
         self.indices: list[Tensor] = []
@@ -72,7 +83,7 @@ class PreparedGraph:
 
     def update(self, graph: DGLGraph, feat: Tensor) -> None:
         """Take the graph and features of this call; forget what was derived from others."""
-        self.graph = graph if self.looped is None else self.looped
+        self._graph = weakref.ref(graph)
         if feat.requires_grad:
             check_finite([feat])
             return
@@ -81,6 +92,11 @@ class PreparedGraph:
             check_finite([feat])
             self.fingerprint = known
             self.of_features.clear()
+
+    @property
+    def graph(self) -> DGLGraph:
+        """The graph of this call, which is not kept alive for the next, or that with self-loops."""
+        return self._graph() if self.looped is None else self.looped
 
     def known(self, index: Tensor | None) -> Tensor | None:
         """Return the private copy of an index, which is the same object for equal contents."""
@@ -127,8 +143,9 @@ class PreparedGraphs:
 
     def get(self, graph: DGLGraph, feat: Tensor) -> PreparedGraph:
         """Return what was prepared for this graph, up to date with these features."""
-        same = [known for known in self.graphs if known.structure is graph._graph]
-        others = [known for known in self.graphs if known.structure is not graph._graph]
+        alive = [known for known in self.graphs if known.structure() is not None]
+        same = [known for known in alive if known.structure() is graph._graph]
+        others = [known for known in alive if known.structure() is not graph._graph]
         prepared = same[0] if same else PreparedGraph(graph, self.self_loop)
         prepared.update(graph, feat)
         self.graphs = [prepared, *others[: _GRAPHS - 1]]
@@ -141,6 +158,14 @@ class PreparedGraphs:
     def __getstate__(self) -> dict:
         """Return what copies and pickles take along: the option alone."""
         return {"self_loop": self.self_loop, "graphs": []}
+
+
+def _forget(prepared: weakref.ref, _: weakref.ref) -> None:
+    """Free what was derived from a graph that has been freed."""
+    if prepared() is not None:
+        prepared().of_graph.clear()
+        prepared().of_features.clear()
+        prepared().looped = None
 
 
 def _once(derived: dict, key: Any, make: Callable[[], Any]) -> Any:

@@ -14,7 +14,35 @@ _DECAY = 0.9  # weight of earlier calls in a moving average, at every call
 Merge = Callable[[Tensor], None]  # adds a vector up over processes, in place
 
 
-class Prototypes(nn.Module):
+class _GatheredMoments(nn.Module):
+    """Keeps the moments that were gathered in the state_dict."""
+
+    def get_extra_state(self) -> Tensor:
+        """Return what was gathered for the next `renew` as one vector; empty if nothing was."""
+        if self.gathered is None:
+            return torch.empty(0, dtype=torch.float64)
+        shifts = [shift.flatten().double() for shift in self.gathered.shifts]
+        starting = shifts[0].new_tensor([self._starting])
+        return torch.cat([starting, *shifts, self.gathered.flat()])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take what `get_extra_state` returned."""
+        self.gathered = None
+        if len(state):
+            sizes = [mean.numel() for mean in self.means]
+            starting, *shifts, flat = state.split([1, *sizes, len(state) - sum(sizes) - 1])
+            self._starting = bool(starting)
+            pairs = zip(shifts, self.means, strict=True)
+            zeros = MF.Moments.zeros([shift.view_as(mean).to(mean) for shift, mean in pairs])
+            self.gathered = zeros.with_flat(flat.to(self.count.device))
+
+    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+        """Read also a state_dict without what was gathered."""
+        state_dict.setdefault(f"{prefix}_extra_state", torch.empty(0))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Prototypes(_GatheredMoments):
     r"""Class means :math:`\mu^{(l)}_c` and whitening factors :math:`R_l` of every layer.
 
     With :math:`R_l^\top R_l = \hat K_l^{-1}` the squared distance of a node to a class is
@@ -59,7 +87,7 @@ class Prototypes(nn.Module):
         for depth, width in enumerate(self.in_feats):
             self.register_buffer(f"mean_{depth}", torch.zeros(n_classes, width))
             self.register_buffer(f"factor_{depth}", torch.zeros(width, width))
-        self._warned = False
+        self._warned = self._checked_offset = False
 
     def reset_parameters(self) -> None:
         """Forget the moments."""
@@ -113,6 +141,8 @@ class Prototypes(nn.Module):
         if self.source == "call":
             self.estimate(stack, labels)
             return
+        if torch._C._current_graph_task_id() != -1:
+            return  # activation checkpointing repeats the call in the backward pass
         self.gather(stack, labels)
         if self.source == "ema" or self._starting:
             self.set(self.gathered)
@@ -154,6 +184,9 @@ class Prototypes(nn.Module):
             raise NotFiniteError(
                 f"the covariance of a layer cannot be factored ({error}); lower the learning rate"
             ) from error
+        if not self._checked_offset:
+            self._checked_offset = True
+            _warn_offset(means, moments)
         self.count.copy_(moments.count)
         for old, new in zip(self.means + self.factors, means + factors, strict=True):
             old.copy_(new)
@@ -202,6 +235,19 @@ def _merged(moments: MF.Moments, merge: Merge) -> tuple[MF.Moments, int]:
     vector = torch.cat([moments.flat(), moments.count.new_ones(1).double()])
     merge(vector)
     return moments.with_flat(vector[:-1]), round(vector[-1].item())
+
+
+def _warn_offset(means: list[Tensor], moments: MF.Moments) -> None:
+    """Warn if the rounding of a mean of float32 is not small beside the spread of its layer."""
+    for depth, (mean, shift) in enumerate(zip(means, moments.shifts, strict=True)):
+        spread = moments.covariances()[depth].diagonal().mean().sqrt()
+        if torch.finfo(shift.dtype).eps * mean.abs().max() > 0.05 * spread > 0:
+            warnings.warn(
+                f"layer {depth} has means up to {mean.abs().max():.0e} and a spread of "
+                f"{spread:.0e}, which {shift.dtype} cannot hold together; subtract the mean of the "
+                "features, or use feat.double()",
+                stacklevel=3,
+            )
 
 
 def _warn_missing(prototypes: Prototypes) -> None:

@@ -44,8 +44,11 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
         super().__init__(list(fanouts), **{"fused": fused, **options})
         self.in_degree = graph.in_degrees().float() if whole else graph.ndata[IN_DEGREE]
         self.out_degree = graph.out_degrees().float() if whole else graph.ndata[OUT_DEGREE]
+        self._checked = graph._graph if whole else None  # DGL replaces it when a graph is edited
 
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
+        if isinstance(g, dgl.DGLGraph) and g._graph is not self._checked:
+            self._check_degrees(g)
         sources, seeds, blocks = super().sample_blocks(g, seed_nodes, exclude_eids)
         for block in blocks:
             for data, name, degrees in (
@@ -56,6 +59,15 @@ class DegreeSampler(dgl.dataloading.NeighborSampler):
                 at = nodes.to(degrees.device) if isinstance(degrees, Tensor) else nodes
                 data[name] = degrees[at].to(nodes.device)
         return sources, seeds, blocks
+
+    def _check_degrees(self, graph: dgl.DGLGraph) -> None:
+        """Raise an error if the degrees are those of another graph; a copy of it will do."""
+        pairs = (graph.in_degrees(), self.in_degree), (graph.out_degrees(), self.out_degree)
+        if not all(torch.equal(new.float(), old.to(new.device)) for new, old in pairs):
+            raise ValueError(
+                "the DegreeSampler was made for another graph; make one for this graph"
+            )
+        self._checked = graph._graph
 
 
 def sampling_graph(backbone, graph: dgl.DGLGraph) -> dgl.DGLGraph:

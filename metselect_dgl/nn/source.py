@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..checks import check_feat, check_finite, check_layers
 from .layer_rows import LayerRows, LayerStack
+from .plain_modules import is_plain_linear
 from .sampler import DegreeSampler
 
 BATCH = 65536  # nodes whose neighbours are looked up together, unless another number is given
@@ -110,13 +111,12 @@ class GraphSource(LayerSource):
         return StoredLayers(lambda: self.stack().rows(), self.backbone.layer_feats, self.n_rows)
 
     def _prepare(self):
-        self.backbone.check_inputs(self.graph, self.feat)
         return self.backbone.prepared.get(self.graph, self.feat)
 
     def _first(self, prepared, index: Tensor | None) -> LayerRows:
         """Return layer 0, a linear map of the features."""
         backbone, feat = self.backbone, self.feat
-        if backbone.drops or feat.requires_grad:
+        if backbone.drops or feat.requires_grad or not is_plain_linear(backbone.input):
             return LayerRows(backbone.first_layer(LayerRows(feat, index).rows()))
         return LayerRows(feat, index, backbone.input, prepared.features(feat, index))
 
