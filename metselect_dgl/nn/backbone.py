@@ -165,10 +165,10 @@ class Backbone(nn.Module):
         changed = is_hooked(conv) or settings_of(conv) not in self._made
         return self.own_modules or changed or torch.is_autocast_enabled(h.device.type)
 
-    def fuses(self, conv: nn.Module, h: Tensor) -> bool:
-        """Return whether a convolution is computed on edges instead of by its module."""
+    def fuses(self, h: Tensor) -> bool:
+        """Return whether unchanged convolutions are computed on edges instead of by modules."""
         wanted = self.engine == "fused" or (self.engine == "auto" and MG.compiled(h.device))
-        return wanted and self.convolution.fused and not self.runs_as_module(conv, h)
+        return wanted and self.convolution.fused
 
     def extra_repr(self) -> str:
         return (

@@ -126,9 +126,10 @@ class GraphSource(LayerSource):
         """Return the next layer, `h` for further use, and whether only `index` was computed."""
         backbone, convolution = self.backbone, self.backbone.convolution
         conv = backbone.convs[depth]
-        fuses = backbone.fuses(conv, h)
+        as_module = backbone.runs_as_module(conv, h)
+        fuses = not as_module and backbone.fuses(h)
         constant = depth == 0 and not backbone.drops and not h.requires_grad
-        once = constant and backbone.propagate_once and not backbone.runs_as_module(conv, h)
+        once = constant and backbone.propagate_once and not as_module
         sparse = prepared.features(h, None).sparse() if fuses and constant else None
         if once and sparse is None:
             propagated = prepared.propagated(h, index, convolution.propagate)
