@@ -18,10 +18,11 @@ from .model import LayerSelect
 class FinalHead(LayerwiseHead):
     """FinalSelect: decode every node from the last layer, as a plain GNN does."""
 
-    decodes_layers = False
+    decodes_layers = compares_layers = False
 
     def __init__(self, in_feats: Sequence[int], n_classes: int) -> None:
         super().__init__(in_feats, n_classes)
+        self.first_scored = self.n_choices - 1
         self.decoder = nn.Linear(self.in_feats[-1], n_classes)
 
     def select(self, stack, labels, logits=True):
@@ -31,8 +32,7 @@ class FinalHead(LayerwiseHead):
         return Selection(kept, only + len(stack.layers) - 1, loss=loss)
 
     def score_layer(self, depth, h):
-        last = depth + 1 == self.n_choices
-        return MF.log_odds(self.decoder(h)).amax(-1) if last else None
+        return h.new_zeros(len(h))
 
     def decode_layer(self, depth, h):
         return self.decoder(h)

@@ -143,10 +143,12 @@ class LayerwiseHead(LayerHead):
     layerwise = decodes_layers = True
     lowest_wins = False  # whether the layer with the lowest score is selected
     sees_all_layers = False  # whether scores depend on the answers of other layers
+    first_scored = 0  # layers before are never selected
+    compares_layers = True  # whether the score says more than the logits
     scores_are_log_odds = False  # of the most likely class, as early exit needs them
 
-    def score_layer(self, depth: int, h: Tensor) -> Tensor | None:
-        """Return the scores of layer `depth` at rows of it, [n]; None if it is never selected."""
+    def score_layer(self, depth: int, h: Tensor) -> Tensor:
+        """Return the scores of layer `depth` at rows of it, [n]."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it scores a layer")
 
     def decode_layer(self, depth: int, h: Tensor) -> Tensor:

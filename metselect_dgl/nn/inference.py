@@ -29,13 +29,14 @@ def predict_layer_by_layer(
         raise ValueError("exit_at needs a MetSelect head with rule='confidence'")
     together = head.sees_all_layers
     source = source.repeatable() if together else source
-    total = (3 if together else 1) * len(head.in_feats) * source.n_rows
+    total = (3 if together else 1) * (len(head.in_feats) - head.first_scored) * source.n_rows
     with tqdm(total=total, unit="node", disable=not progress) as bar:
         best = _BestLayer(head, source, exit_at, bar)
         answers = best.by_score()
         if together:
             best.by_gate(answers)
-    return Selection(best.logits, best.layer, best.score, edges=source.n_edges)
+    score = best.score if head.compares_layers else None
+    return Selection(best.logits, best.layer, score, edges=source.n_edges)
 
 
 @torch.no_grad()
@@ -60,7 +61,7 @@ class _BestLayer:
 
     def _sweep(self) -> Iterator[tuple[int, Rows, Tensor]]:
         """Yield (depth, rows, the layer there); after each layer, settle the rows that may exit."""
-        for depth, batches in self.source.sweep():
+        for depth, batches in self.source.sweep(self.head.first_scored):
             for rows, h in batches:
                 yield depth, rows, h
                 self.bar.update(len(h))
@@ -87,8 +88,6 @@ class _BestLayer:
     def _take_better(self, depth: int, rows: Rows, h: Tensor) -> None:
         """Select layer `depth` for those of the rows where its score is better."""
         score = self.head.score_layer(depth, h)
-        if score is None:
-            return
         sign = -1 if self.head.lowest_wins else 1
         better = (sign * score > sign * self.score[rows]) | ~self.scored[rows]
         if better.all():

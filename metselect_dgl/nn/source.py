@@ -3,6 +3,7 @@
 Heads consume the layers of a source without knowing how they are computed.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import singledispatch
 
@@ -32,8 +33,9 @@ class LayerSource:
         """Return the rows `index` of every layer; differentiable, except from batches."""
         raise NotImplementedError(f"{type(self).__name__} does not give its layers together")
 
-    def sweep(self) -> Iterator[tuple[int, Batches]]:
-        """Yield every depth with an iterator over (rows, the layer there), without gradients."""
+    def sweep(self, first: int = 0) -> Iterator[tuple[int, Batches]]:
+        """Yield every depth from `first` on with an iterator over (rows, the layer there), without
+        gradients; the layers before are computed only as far as these need them."""
         raise NotImplementedError(f"{type(self).__name__} does not give its layers in order")
 
     def repeatable(self) -> "LayerSource":
@@ -74,8 +76,8 @@ class StoredLayers(LayerSource):
     def stack(self, index: Tensor | None = None) -> LayerStack:
         return LayerStack.of(self.layers, index)
 
-    def sweep(self) -> Iterator[tuple[int, Batches]]:
-        for depth, h in enumerate(self.layers):
+    def sweep(self, first: int = 0) -> Iterator[tuple[int, Batches]]:
+        for depth, h in enumerate(self.layers[first:], first):
             yield depth, batches_of(h, TILE)
 
 
@@ -100,12 +102,14 @@ class GraphSource(LayerSource):
             h = out
         return LayerStack([*layers, LayerRows(h, None if reduced else index)])
 
-    def sweep(self) -> Iterator[tuple[int, Batches]]:
+    def sweep(self, first: int = 0) -> Iterator[tuple[int, Batches]]:
         prepared, h = self._prepare(), self.feat
-        yield 0, _whole(0, self._first(prepared, None).rows())
-        for depth in range(self.backbone.num_layers):
-            h = self._next(depth, prepared, h, None)[0]
-            yield depth + 1, _whole(depth + 1, h)
+        if first == 0:
+            yield 0, _whole(0, self._first(prepared, None).rows())
+        for depth in range(1, self.backbone.num_layers + 1):
+            h = self._next(depth - 1, prepared, h, None)[0]
+            if depth >= first:
+                yield depth, _whole(depth, h)
 
     def repeatable(self) -> LayerSource:
         return StoredLayers(lambda: self.stack().rows(), self.backbone.layer_feats, self.n_rows)
@@ -203,11 +207,16 @@ class BatchedSource(LayerSource):
             layers.append(torch.cat(parts)[back])
         return LayerStack.of(layers)
 
-    def sweep(self) -> Iterator[tuple[int, Batches]]:
+    def sweep(self, first: int = 0) -> Iterator[tuple[int, Batches]]:
         h, last = self.feat, len(self.layer_feats) - 1
         for depth, width in enumerate(self.layer_feats):
+            if depth == 0 < first:
+                continue  # no other layer is computed from it
             out = self.store(depth, width) if 0 < depth < last else None
-            yield depth, self._batches(depth, h, out)
+            if depth >= first:
+                yield depth, self._batches(depth, h, out)
+            else:
+                deque(self._batches(depth, h, out), maxlen=0)
             self.layer_done()
             h = h if out is None else out
 
