@@ -129,6 +129,8 @@ def _add_train(commands) -> None:
     command.add_argument("--partitions", type=Path, metavar="DIR", help=text)
     text = "DistDGL's file of servers of the partitions (default: this process alone)"
     command.add_argument("--ip-config", metavar="FILE", help=text)
+    text = "several processes: seconds within which all must have started (default: 600)"
+    command.add_argument("--join-timeout", type=float, default=600.0, metavar="S", help=text)
     _add_data_dir(command)
     _add_config(command)
 
@@ -146,10 +148,9 @@ def _train(args) -> None:
         out = args.out or Path("runs") / f"{args.partitions.name}-{config.selector}"
         if args.overwrite and os.environ.get("RANK", "0") == "0":
             (out / "checkpoint.pt").unlink(missing_ok=True)
-        return train_partitions(
-            config, args.partitions, args.ip_config, out, keep_memory=args.keep_memory
-        )
-    with process_group(config.device) as group:
+        options = {"join_timeout": args.join_timeout, "keep_memory": args.keep_memory}
+        return train_partitions(config, args.partitions, args.ip_config, out, **options)
+    with process_group(config.device, args.join_timeout) as group:
         data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
         name = f"{config.dataset}-{config.backbone}-{config.selector}"
         out = args.out or Path("runs") / f"{name}-split{config.split}-seed{config.seed}"

@@ -10,11 +10,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import dgl
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import __version__
 from ..atomic_file import write_atomic
 from ..checks import NotFiniteError
 from ..config import Config
@@ -68,6 +70,12 @@ def prepare(config: Config, data: NodeDataset) -> NodeDataset:
     return (data.row_normalized() if normalize else data).to(config.device)
 
 
+def run_facts(config: Config, data: NodeDataset) -> dict:
+    """Return what must be equal in all processes that train one model."""
+    versions = {"version": __version__, "torch": torch.__version__, "dgl": dgl.__version__}
+    return {**versions, **dataclasses.asdict(config), "data": data.fingerprint()}
+
+
 class TrainingLoop:
     """One run, epoch by epoch.
 
@@ -91,6 +99,11 @@ class TrainingLoop:
     ) -> None:
         if config.batch_size is None and group.size > 1:
             raise ValueError(f"{group.size} processes train in mini-batches; give a --batch-size")
+        if config.batch_norm and group.size > 1:
+            raise ValueError(
+                "each process would normalise its part of a batch alone; use one process, or leave "
+                "out --batch-norm"
+            )
         torch.manual_seed(config.seed)
         self.config, self.data, self.out, self.group = config, data, out and Path(out), group
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
@@ -102,6 +115,8 @@ class TrainingLoop:
         if make_batches is None:
             make_batches = WholeGraph if config.batch_size is None else MiniBatches
         self.batches = make_batches(config, data, self.model.backbone, group)
+        if group.size > 1:
+            group.check_equal(run_facts(config, data))
         # FinalSelect leaves layer 0 without a gradient; MetSelect's decoders all get one
         self.wrapped = group.wrap(self.model, unused=self.model.head.prototypes is None)
         trained = [p for p in self.model.parameters() if p.requires_grad]
