@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
     _add_partition(commands)
+    _add_launch(commands)
     _add_compare(commands)
     _add_reproduce(commands)
     command = _command(commands, "explain", _explain, "explain the layer selected for a node")
@@ -186,6 +187,32 @@ def _partition(args) -> None:
     data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
     out = args.out or Path("runs") / f"partitions-{args.dataset}"
     print(partition(data, args.parts, out, split=args.split, seed=args.seed))
+
+
+def _add_launch(commands) -> None:
+    text = "train on partitions: start servers and trainers on several machines by ssh"
+    command = _command(commands, "launch", _launch, text)
+    text = "lines ADDRESS [PORT], one per part; the same path on all machines"
+    command.add_argument("--hosts", type=Path, required=True, metavar="FILE", help=text)
+    text = "folder of `metselect partition`; the same path on all machines"
+    command.add_argument("--partitions", type=Path, required=True, metavar="DIR", help=text)
+    text = "number of trainers on each machine (default: 1)"
+    command.add_argument("--trainers", type=_positive, default=1, help=text)
+    text = "command that runs a line on {host} (default: ssh, or none for 127.0.0.1)"
+    command.add_argument("--ssh", metavar="COMMAND", help=text)
+    text = "only print what to start where"
+    command.add_argument("--print", action="store_true", dest="dry", help=text)
+    command.add_argument("flags", nargs="*", help="flags of `metselect train`, after --")
+
+
+def _launch(args) -> int | None:
+    from .train.launch import launch, plan
+
+    starts = plan(args.hosts, args.partitions, args.trainers, args.flags)
+    if not args.dry:
+        return launch(starts, args.ssh)
+    for start in starts:
+        print(f"# {start.name} on {start.host.address}\n{start.line}")
 
 
 def _add_compare(commands) -> None:

@@ -38,7 +38,7 @@ from metselect_dgl.data import hop_chain
 from metselect_dgl.train import TrainingLoop, prepare
 from metselect_dgl.train.distdgl import PartitionBatches, PartitionSource, connect
 
-data, config = connect(sys.argv[1], None), Config(batch_size=500, fanout=-1, epochs=2)
+data, config = connect(sys.argv[1], None)[0], Config(batch_size=500, fanout=-1, epochs=2)
 loop = TrainingLoop(config, data, None, make_batches=PartitionBatches)
 for _ in range(2):
     loop.epoch()

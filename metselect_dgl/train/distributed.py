@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -102,13 +103,24 @@ def notice(text: str) -> Iterator[None]:
         timer.cancel()
 
 
+def _store(rank: int, size: int, limit: timedelta) -> dist.Store:
+    """Return torchrun's store, or connect to that of the first process."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if "TORCHELASTIC_RUN_ID" in os.environ or not address.replace(".", "").isdecimal():
+        return next(dist.rendezvous("env://", timeout=limit))[0]
+    # torch's own socket would listen on all interfaces
+    listener = socket.create_server((address, port)).detach() if rank == 0 else None
+    options = {"wait_for_workers": False, "master_listen_fd": listener}
+    return dist.TCPStore(address, port, size, rank == 0, limit, **options)
+
+
 def _join(rank: int, size: int, timeout: float) -> dist.Store:
     """Return the store of the processes once all of them are connected to it."""
     limit, missing = timedelta(seconds=timeout), 0
     where = "{MASTER_ADDR}:{MASTER_PORT}".format(**os.environ)
     try:
         with notice(f"process {rank} of {size} is waiting for the others at {where}"):
-            store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+            store = _store(rank, size, limit)
             store.set(f"joined/{rank}", "")
             for missing in range(size):
                 store.wait([f"joined/{missing}"], limit)
