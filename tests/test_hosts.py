@@ -262,13 +262,11 @@ def test_faults_end_all_processes_and_the_job_resumes(network, finished, parts, 
     done = subprocess.run(again, capture_output=True, text=True, timeout=90, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "small, 2 trainers" in done.stdout
-    one, two = (
-        load_checkpoint(checkpoint),
-        load_checkpoint(finished(2).folder / "out/checkpoint.pt"),
-    )
-    assert one["progress"]["epoch"] == 40
-    for name, value in two["model"].items():
-        assert torch.equal(one["model"][name], value), name
+    one = load_checkpoint(finished(2).folder / "out" / "checkpoint.pt")
+    two = load_checkpoint(checkpoint)
+    assert two["progress"]["epoch"] == 40
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def wrong_part(job: Job) -> None:
@@ -280,28 +278,14 @@ def wrong_part(job: Job) -> None:
     job.change("server 1", str(job.parts), str(wrong))
 
 
-def other_partitions(job: Job) -> None:
-    other = job.folder / "parts"
-    partition(hop_chain(n_nodes=300, seed=1), 2, other)
-    for name in ("server 1", "trainer 1"):
-        job.change(name, str(job.parts), str(other))
-
-
 def other_version(job: Job) -> None:
     program = job.folder / "other_version.py"
     program.write_text(OTHER_VERSION)
     job.change("trainer 1", "-m metselect_dgl", str(program))
 
 
-def never_started(job: Job) -> None:
-    for name in list(job.starts):
-        job.change(name, "--hidden=16", "--hidden=16 --join-timeout=8")
-    del job.starts["trainer 1"]
-
-
 START_FAULTS = {
     "wrong-part": (wrong_part, "part1 is not the part that metselect.json describes"),
-    "other-partitions": (other_partitions, "partitions is '.*' in server 0 on 10.77.0.1, but '"),
     "version": (
         other_version,
         "version is '.*' in server 0 .*, but '9.9' in trainer 1",
@@ -310,7 +294,6 @@ START_FAULTS = {
         lambda job: job.change("trainer 1", "--epochs=40", "--epochs=50"),
         "epochs is 40 in process 0, but 50 in process 1",
     ),
-    "never-started": (never_started, "trainer 1 did not join within 8 s"),
 }
 
 
