@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 import types
 import typing
@@ -210,6 +211,7 @@ def _launch(args) -> int | None:
 
     starts = plan(args.hosts, args.partitions, args.trainers, args.flags)
     if not args.dry:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes end, too
         return launch(starts, args.ssh)
     for start in starts:
         print(f"# {start.name} on {start.host.address}\n{start.line}")

@@ -3,18 +3,24 @@
 They need root and iproute2. Nothing in them can be reached from outside of them.
 """
 
+import fcntl
 import json
 import os
+import select
 import shutil
 import signal
+import struct
 import subprocess
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 INTERFACE = "eth0"
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000  # linux/if_tun.h
 
 
 def unavailable() -> str:
@@ -98,16 +104,18 @@ class NamespaceHost:
 
 
 class Network(list):
-    """The hosts. `ssh` is the command that runs a line of shell on {host}."""
+    """The hosts. `ssh` is the command that runs a line of shell on {host}; `switch` has the
+    bridge."""
 
     ssh: str
+    switch: str
 
 
 @contextmanager
 def network(count: int, folder: Path) -> Iterator[Network]:
     """Make hosts 10.77.0.1, 10.77.0.2, ...; at the end remove them and what runs on them."""
     hosts, switch = Network(), f"metselect-{os.getpid()}-switch"
-    hosts.ssh = f"{folder}/{{host}}"
+    hosts.ssh, hosts.switch = f"{folder}/{{host}}", switch
     with ExitStack() as cleanup:
         add_namespace(switch, cleanup)
         ip("-n", switch, "link", "add", "name", "bridge0", "type", "bridge")
@@ -115,11 +123,7 @@ def network(count: int, folder: Path) -> Iterator[Network]:
         for number in range(1, count + 1):
             name, address = f"metselect-{os.getpid()}-{number}", f"10.77.0.{number}"
             add_namespace(name, cleanup)
-            peer = ("peer", "name", f"port{number}", "netns", switch)
-            ip("-n", name, "link", "add", "name", INTERFACE, "type", "veth", *peer)
-            ip("-n", switch, "link", "set", f"port{number}", "master", "bridge0", "up")
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
-            ip("-n", name, "link", "set", INTERFACE, "up")
+            connect(name, address, switch)
             ip("-n", name, "link", "set", "lo", "up")
             line = "mount -t tmpfs tmpfs /dev/shm && echo ready && exec sleep infinity"
             keep = ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", line]
@@ -134,6 +138,64 @@ def network(count: int, folder: Path) -> Iterator[Network]:
             script.chmod(0o755)
             hosts.append(host)
         yield hosts
+
+
+def connect(name: str, address: str, switch: str) -> None:
+    """Connect a host to the bridge by a veth pair."""
+    port = f"port{address.rpartition('.')[2]}"
+    peer = ("peer", "name", port, "netns", switch)
+    ip("-n", name, "link", "add", "name", INTERFACE, "type", "veth", *peer)
+    plug(name, address, switch, port)
+
+
+def plug(name: str, address: str, switch: str, port: str) -> None:
+    """Give the interface of a host its address, and its other end to the bridge."""
+    ip("-n", switch, "link", "set", port, "master", "bridge0", "up")
+    ip("-n", name, "addr", "add", f"{address}/24", "dev", INTERFACE)
+    ip("-n", name, "link", "set", INTERFACE, "up")
+
+
+@contextmanager
+def slow_link(network: Network, host: NamespaceHost, delay: float) -> Iterator[None]:
+    """Delay every frame from and to a host by `delay` seconds. Kernels without `tc netem` can do
+    so, too: a pair of TAP devices replaces the veth pair, and a thread copies the frames."""
+    ip("-n", host.name, "link", "del", INTERFACE)
+    stop, names = threading.Event(), (f"ms{os.getpid()}a", f"ms{os.getpid()}b")
+    descriptors = [tap(name) for name in names]
+    try:
+        ip("link", "set", names[0], "netns", host.name, "name", INTERFACE)
+        ip("link", "set", names[1], "netns", network.switch)
+        plug(host.name, host.address, network.switch, names[1])
+        copy = threading.Thread(target=relay, args=(*descriptors, delay, stop))
+        copy.start()
+        yield
+    finally:
+        stop.set()
+        copy.join()
+        for descriptor in descriptors:
+            os.close(descriptor)  # which removes the device
+        connect(host.name, host.address, network.switch)
+
+
+def tap(name: str) -> int:
+    """Make a TAP device and return the file descriptor of its frames."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+    return descriptor
+
+
+def relay(one: int, two: int, delay: float, stop: threading.Event) -> None:
+    """Copy frames between two devices, each after `delay` seconds."""
+    waiting = deque()  # (time to send, target, frame)
+    while not stop.is_set():
+        ready, _, _ = select.select([one, two], [], [], 0.002 if waiting else 0.1)
+        for source in ready:
+            frame = os.read(source, 65536)
+            waiting.append((time.monotonic() + delay, two if source == one else one, frame))
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, target, frame = waiting.popleft()
+            with suppress(OSError):  # the device is down
+                os.write(target, frame)
 
 
 def add_namespace(name: str, cleanup: ExitStack) -> None:

@@ -184,10 +184,10 @@ def part_order(folder: Path, count: int) -> torch.Tensor:
 
 def one_process(data, folder: Path, count: int) -> TrainingLoop:
     """Train in this process with the batches of `count` trainers."""
+    order = part_order(folder, count)
 
     class SameBatches(MiniBatches):
         def epoch(self, epoch):
-            order = part_order(folder, count)
             train = order[torch.isin(order, self.split.train)]
             shares = []
             for rank, share in enumerate(train.tensor_split(count)):
@@ -267,6 +267,16 @@ def test_faults_end_all_processes_and_the_job_resumes(network, finished, parts, 
     assert two["progress"]["epoch"] == 40
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_slow_link(network, parts, tmp_path):
+    """200 ms there and back."""
+    if not os.path.exists("/dev/net/tun"):
+        pytest.skip("a slow link needs /dev/net/tun")
+    settings = {**SETTINGS, "epochs": 2, "select": "temperature"}
+    with hosts.slow_link(network, network[1], 0.1):
+        job = Job(network, tmp_path, parts(2), "--batch-size=300", settings=settings).succeed()
+    assert "small, 2 trainers" in job.log("trainer 0")
 
 
 def wrong_part(job: Job) -> None:

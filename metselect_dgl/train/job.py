@@ -89,6 +89,7 @@ def prepare_server(host: Host, part: Path, expected: str) -> None:
     if digest(part) != expected:
         raise ValueError(f"{part} is not the part that metselect.json describes; copy it again")
     dgl.distributed.rpc.register_sig_handler()  # removes the shared memory on SIGTERM
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ssh closed: it ends with the trainers
 
 
 def interface_of(address: str) -> str:

@@ -229,7 +229,8 @@ def watch(connection: Hub | Member, end: Callable[[], None]) -> None:
         try:
             connection.watch()
         except PeerError as error:
-            print(f"metselect: {error}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # the terminal is closed
+                print(f"metselect: {error}", file=sys.stderr, flush=True)
             end()
 
     threading.Thread(target=run, daemon=True).start()
