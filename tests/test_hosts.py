@@ -60,15 +60,15 @@ sys.exit(cli.main())
 class Job:
     """The processes of a job on the hosts, with a log file each."""
 
-    def __init__(self, network, folder, parts, *flags, settings=SETTINGS) -> None:
+    def __init__(self, network, folder, parts, *, first=0, settings=SETTINGS) -> None:
         self.network, self.folder = network, folder
         folder.mkdir(parents=True, exist_ok=True)
         n_parts = len(list(parts.glob("part*")))
-        self.hosts = network[:n_parts]
+        self.hosts = network[first : first + n_parts]
         self.parts, ip_config = parts, folder / "hosts.txt"
         ip_config.write_text("".join(f"{host.address}\n" for host in self.hosts))
         given = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        given += [f"--batch-size={20 * n_parts}", f"--out={folder}/out", *map(str, flags)]
+        given = [f"--batch-size={20 * n_parts}", f"--out={folder}/out", *given]
         self.starts = {start.name: start for start in plan(ip_config, parts, 1, given)}
         self.launch = ["launch", "--hosts", ip_config, "--partitions", parts, "--ssh", network.ssh]
         self.launch += ["--", *given]
@@ -115,21 +115,13 @@ class Job:
         logs = [self.log(name) for name in self.processes]
         assert any(re.search(message, log) for log in logs), "\n\n".join(logs)
 
-    def wait_for(self, condition, seconds: float = 60) -> None:
-        def check() -> bool:
-            for name, process in self.processes.items():
-                assert process.poll() is None, (name, self.log(name))
-            return condition()
-
-        hosts.wait_until(check, seconds, "the start")
-
     def training(self) -> bool:
         return "epoch/s" in self.log("trainer 0")
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    with hosts.network(3, tmp_path_factory.mktemp("network")) as made:
+    with hosts.network(5, tmp_path_factory.mktemp("network")) as made:
         yield made
 
 
@@ -171,6 +163,19 @@ def finished(network, parts, tmp_path_factory):
         return made[count]
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_job(network, parts, tmp_path_factory):
+    """A job on two more hosts with 200 ms there and back between them. It mostly waits: the other
+    tests run at the same time."""
+    if not os.path.exists("/dev/net/tun"):
+        yield None
+        return
+    settings = {**SETTINGS, "epochs": 1, "select": "temperature", "batch_size": 300}
+    with hosts.slow_link(network, network[4], 0.1):
+        folder = tmp_path_factory.mktemp("slow")
+        yield Job(network, folder, parts(2), first=3, settings=settings).start()
 
 
 def part_order(folder: Path, count: int) -> torch.Tensor:
@@ -238,7 +243,7 @@ def test_faults_end_all_processes_and_the_job_resumes(network, finished, parts, 
 
     def disturbed(fault, message: str, seconds: float = 15, ready=Job.training) -> None:
         job = Job(network, tmp_path, parts(2)).start()
-        job.wait_for(lambda: ready(job))
+        hosts.wait_until(lambda: ready(job), 60, "the start")
         fault()
         job.fail(message, seconds)
 
@@ -267,16 +272,6 @@ def test_faults_end_all_processes_and_the_job_resumes(network, finished, parts, 
     assert two["progress"]["epoch"] == 40
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_a_slow_link(network, parts, tmp_path):
-    """200 ms there and back."""
-    if not os.path.exists("/dev/net/tun"):
-        pytest.skip("a slow link needs /dev/net/tun")
-    settings = {**SETTINGS, "epochs": 2, "select": "temperature"}
-    with hosts.slow_link(network, network[1], 0.1):
-        job = Job(network, tmp_path, parts(2), "--batch-size=300", settings=settings).succeed()
-    assert "small, 2 trainers" in job.log("trainer 0")
 
 
 def wrong_part(job: Job) -> None:
@@ -339,3 +334,11 @@ def test_a_host_that_is_in_use_ends_all_processes(network, parts, tmp_path, line
             if pid not in [process.pid for process in job.processes.values()]:
                 os.kill(pid, signal.SIGKILL)
     job.fail(message, 15)
+
+
+def test_a_slow_link(slow_job):
+    if slow_job is None:
+        pytest.skip("a slow link needs /dev/net/tun")
+    for name, status in slow_job.statuses(120).items():
+        assert status == 0, (name, slow_job.log(name))
+    assert "small, 2 trainers" in slow_job.log("trainer 0")
