@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import os
 import re
+import signal
 import sys
 import types
 import typing
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands)
     _add_partition(commands)
+    _add_launch(commands)
     _add_compare(commands)
     _add_reproduce(commands)
     command = _command(commands, "explain", _explain, "explain the layer selected for a node")
@@ -135,6 +137,8 @@ def _add_train(commands) -> None:
     command.add_argument("--partitions", type=Path, metavar="DIR", help=text)
     text = "DistDGL's file of servers of the partitions (default: this process alone)"
     command.add_argument("--ip-config", metavar="FILE", help=text)
+    text = "several processes: seconds within which all must have started (default: 600)"
+    command.add_argument("--join-timeout", type=float, default=600.0, metavar="S", help=text)
     _add_data_dir(command)
     _add_config(command)
 
@@ -152,12 +156,10 @@ def _train(args) -> None:
         from .train.distdgl import train_partitions
 
         out = args.out or _below_runs(f"{args.partitions.name}-{config.selector}")
-        if args.overwrite and os.environ.get("RANK", "0") == "0":
-            (out / "checkpoint.pt").unlink(missing_ok=True)
-        return train_partitions(
-            config, args.partitions, args.ip_config, out, keep_memory=args.keep_memory
-        )
-    with process_group(config.device) as group:
+        options = {"join_timeout": args.join_timeout, "keep_memory": args.keep_memory}
+        options["overwrite"] = args.overwrite
+        return train_partitions(config, args.partitions, args.ip_config, out, **options)
+    with process_group(config.device, args.join_timeout) as group:
         data = load_dataset(config.dataset, args.data_dir, seed=config.seed)
         name = f"{config.dataset}-{config.backbone}-{config.selector}"
         out = args.out or _below_runs(f"{name}-split{config.split}-seed{config.seed}")
@@ -191,6 +193,33 @@ def _partition(args) -> None:
     data = load_dataset(args.dataset, args.data_dir, seed=args.seed)
     out = args.out or _below_runs(f"partitions-{args.dataset}")
     print(partition(data, args.parts, out, split=args.split, seed=args.seed))
+
+
+def _add_launch(commands) -> None:
+    text = "train on partitions: start servers and trainers on several machines by ssh"
+    command = _command(commands, "launch", _launch, text)
+    text = "lines ADDRESS [PORT], one per part; the same path on all machines"
+    command.add_argument("--hosts", type=Path, required=True, metavar="FILE", help=text)
+    text = "folder of `metselect partition`; the same path on all machines"
+    command.add_argument("--partitions", type=Path, required=True, metavar="DIR", help=text)
+    text = "number of trainers on each machine (default: 1)"
+    command.add_argument("--trainers", type=_positive, default=1, help=text)
+    text = "command that runs a line on {host} (default: ssh, or none for 127.0.0.1)"
+    command.add_argument("--ssh", metavar="COMMAND", help=text)
+    text = "only print what to start where"
+    command.add_argument("--print", action="store_true", dest="dry", help=text)
+    command.add_argument("flags", nargs="*", help="flags of `metselect train`, after --")
+
+
+def _launch(args) -> int | None:
+    from .train.launch import launch, plan
+
+    starts = plan(args.hosts, args.partitions, args.trainers, args.flags)
+    if not args.dry:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes end, too
+        return launch(starts, args.ssh)
+    for start in starts:
+        print(f"# {start.name} on {start.host.address}\n{start.line}")
 
 
 def _add_compare(commands) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from metselect_dgl.config import Config
-from metselect_dgl.train import train
+from metselect_dgl.train import distributed, train
 
 FLAGS = "train --dataset tiny --backbone gcn --hidden 16 --batch-size 25 --fanout -1".split()
 
@@ -108,8 +109,69 @@ def test_several_processes_need_batches(tiny_dir, tmp_path):
     assert "2 processes train in mini-batches; give a --batch-size" in done.stderr
 
 
-def test_more_processes_than_nodes(small):
-    from metselect_dgl.train.distributed import ProcessGroup
+UNEQUAL = {
+    "seed": ("--seed", 1, "seed is 0 in process 0, but 1 in process 1"),
+    "lr": ("--lr", 0.02, "lr is 0.01 in process 0, but 0.02 in process 1"),
+    "epochs": ("--epochs", 5, "epochs is 4 in process 0, but 5 in process 1"),
+    "patience": ("--patience", 3, "patience is 50 in process 0, but 3 in process 1"),
+    "dataset": ("--dataset", "hop_chain", "dataset is 'tiny' in process 0, but 'hop_chain'"),
+}
 
+
+@pytest.mark.parametrize(("flag", "value", "message"), UNEQUAL.values(), ids=UNEQUAL)
+def test_unequal_settings_are_named_and_all_exit(tiny_dir, tmp_path, flag, value, message):
+    for rank, output in enumerate(by_hand(tiny_dir, tmp_path, {1: [flag, value]})):
+        assert message in output, (rank, output)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_never_starts_is_an_error(tiny_dir, tmp_path, rank):
+    (output,) = by_hand(tiny_dir, tmp_path, {rank: ["--join-timeout", 3]}, ranks=[rank])
+    assert f"process {1 - rank} of 2 did not join" in output
+    assert "within 3 s (--join-timeout)" in output
+
+
+def test_a_process_says_that_it_waits(capsys, monkeypatch):
+    monkeypatch.setattr(distributed, "NOTICE_SECONDS", 0.05)
+    with distributed.notice("process 0 is waiting"):
+        time.sleep(0.3)
+    with distributed.notice("nobody waits"):
+        pass
+    time.sleep(0.1)
+    assert capsys.readouterr().err == "metselect: process 0 is waiting\n"
+
+
+def test_batch_norm_is_refused_in_several_processes(small):
+    config = Config(backbone="gin", batch_norm=True, batch_size=10)
+    with pytest.raises(ValueError, match="normalise its part of a batch alone"):
+        train(config, small, progress=False, group=distributed.ProcessGroup(0, 2))
+
+
+def by_hand(tiny_dir, out, more, ranks=(0, 1)) -> list[str]:
+    """Start some of two processes, each with flags of its own; return their output once all have
+    exited with an error."""
+    given = command(tiny_dir, out, "--epochs", 4)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    jobs = []
+    for rank in ranks:
+        jobs.append(
+            subprocess.Popen(
+                [*given, *map(str, more.get(rank, []))],
+                env=os.environ | group | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [job.communicate(timeout=60)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [1] * len(jobs)
+    return outputs
+
+
+def test_more_processes_than_nodes(small):
     with pytest.raises(ValueError, match="1000 processes for 120 training nodes"):
-        train(Config(batch_size=10), small, progress=False, group=ProcessGroup(0, 1000))
+        train(Config(batch_size=10), small, progress=False, group=distributed.ProcessGroup(0, 1000))

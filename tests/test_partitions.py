@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hosts
 import pytest
 import torch
 
 from metselect_dgl.data import hop_chain
 from metselect_dgl.train import load_run
-from metselect_dgl.train.distdgl import check_clients, connect, partition
+from metselect_dgl.train.distdgl import check_clients, connect, digest, partition
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,9 +25,9 @@ def parts(tmp_path_factory):
     return folder
 
 
-def python(*arguments, **environment):
+def python(*arguments, prefix=(), **environment):
     """DGL's distributed part keeps its state in the process: each in its own."""
-    run = [sys.executable, *map(str, arguments)]
+    run = [*prefix, sys.executable, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
     return subprocess.run(run, capture_output=True, text=True, env=environment, timeout=240)
 
@@ -38,7 +39,7 @@ from metselect_dgl.data import hop_chain
 from metselect_dgl.train import TrainingLoop, prepare
 from metselect_dgl.train.distdgl import PartitionBatches, PartitionSource, connect
 
-data, config = connect(sys.argv[1], None), Config(batch_size=500, fanout=-1, epochs=2)
+data, config = connect(sys.argv[1], None)[0], Config(batch_size=500, fanout=-1, epochs=2)
 loop = TrainingLoop(config, data, None, make_batches=PartitionBatches)
 for _ in range(2):
     loop.epoch()
@@ -91,7 +92,7 @@ def test_flags_that_partitions_need_or_refuse(parts, tmp_path):
 
 def test_a_server_and_two_trainers(tmp_path):
     """examples/distdgl_local.py as it stands."""
-    done = python(ROOT / "examples/distdgl_local.py", "--out", tmp_path)
+    done = python(ROOT / "examples/distdgl_local.py", "--out", tmp_path, prefix=hosts.alone())
     assert done.returncode == 0, done.stderr
     assert "hop_chain, 2 trainers" in done.stdout
     assert json.loads((tmp_path / "metrics.json").read_text())["test"]["accuracy"] > 0.85
@@ -99,9 +100,9 @@ def test_a_server_and_two_trainers(tmp_path):
 
 def test_a_trainer_that_fails_ends_the_job(tmp_path):
     flags = ["--out", tmp_path, "--", "--selector", "attn"]
-    done = python(ROOT / "examples/distdgl_local.py", *flags)
+    done = python(ROOT / "examples/distdgl_local.py", *flags, prefix=hosts.alone())
     assert done.returncode != 0
-    assert "compares whole layers" in done.stderr and "failed; ending the others" in done.stderr
+    assert "compares whole layers" in done.stderr and "failed; the others end" in done.stderr
 
 
 def test_two_partitions_by_metis(tmp_path):
@@ -110,6 +111,13 @@ def test_two_partitions_by_metis(tmp_path):
     assert about["num_parts"] == 2 and about["part_method"] == "metis"
     with pytest.raises(ValueError, match="has 2 partitions; one process alone can use only 1"):
         connect(tmp_path, None)
+    described = json.loads((tmp_path / "metselect.json").read_text())["parts"]
+    assert described == [digest(tmp_path / "part0"), digest(tmp_path / "part1")]
+    features = tmp_path / "part1" / "node_feat.dgl"
+    content = bytearray(features.read_bytes())
+    content[-1] ^= 1
+    features.write_bytes(content)
+    assert digest(tmp_path / "part1") != described[1]
 
 
 def test_no_partitions(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import measure_hosts
 from benchmarks.scaling import PAPERS, Task, measured, of_run, predicted
 from metselect_dgl.config import Config
 from metselect_dgl.nn import GCN, LayerStack, MetSelect
@@ -61,3 +62,14 @@ def test_the_page_quotes_the_model():
     for remote in (0.2, 1.0):
         assert predicted(PAPERS, largest, [1, 2, 4, 8, 16], remote) in page
     assert Config().hidden == PAPERS.hidden
+
+
+def test_the_page_quotes_the_measured_hosts():
+    lines = (ROOT / "docs/scaling/hosts.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["hosts"] for row in rows] == [1, 2, 3]
+    assert measure_hosts.table(rows) in (ROOT / "docs/scaling.md").read_text()
+    for row in rows[1:]:  # within a factor of two
+        wire = Task(**row["task"]).wire(row["hosts"], row["remote"])
+        epoch = sum(wire[name] for name in wire if name.endswith("an epoch"))
+        assert epoch / 2 < row["epoch_bytes"] < 2 * epoch

@@ -5,6 +5,7 @@ Node numbers of a partitioned graph are DGL's own; `node_id` has those of the da
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,12 @@ from ..nn import BatchedSource, DegreeSampler, LayerSelect, LayerStack, Selectio
 from ..nn.head import evaluating
 from ..nn.source import batches_of
 from .batches import Batch, seed_all
-from .distributed import ProcessGroup, process_group
+from .distributed import JOIN_TIMEOUT, ProcessGroup, process_group
 from .evaluate import accuracy
+from .job import check_clients, digest, join
 from .loop import TrainingLoop, prepare
-from .run import run_loop
+from .peers import Hub, Member
+from .run import run_folder, run_loop
 
 NAME, ABOUT = "graph", "metselect.json"
 
@@ -53,6 +56,7 @@ def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed:
     }
     out.mkdir(parents=True, exist_ok=True)
     dgl.distributed.partition_graph(graph, NAME, parts, str(out), part_method="metis")
+    about["parts"] = [digest(out / f"part{part}") for part in range(parts)]
     write_atomic(out / ABOUT, lambda file: file.write(json.dumps(about, indent=1).encode()))
     return out / f"{NAME}.json"
 
@@ -71,8 +75,9 @@ class Partitioned:
 
     def share(self, mask) -> Tensor:
         """Return this trainer's nodes if those of a mask are shared out evenly, in order."""
-        book = self.graph.get_partition_book()
-        return dgl.distributed.node_split(mask, book, force_even=True).sort().values
+        book, rank = self.graph.get_partition_book(), int(os.environ.get("RANK", 0))
+        # DGL numbers the trainers of a host at random
+        return dgl.distributed.node_split(mask, book, rank=rank, force_even=True).sort().values
 
     def own(self, part: str) -> Tensor:
         """Return the nodes of a set that are among this trainer's `nodes`."""
@@ -82,41 +87,29 @@ class Partitioned:
         return self.about["fingerprint"]
 
 
-def connect(folder: Path, ip_config: str | None) -> Partitioned:
-    """Return the partitioned graph of the servers in `ip_config` or, without it, of this process
-    alone. Where the environment makes this process a server, it is one until the end."""
+def connect(
+    folder: Path, ip_config: str | None, join_timeout: float = JOIN_TIMEOUT
+) -> tuple[Partitioned, Hub | Member | None]:
+    """Return the partitioned graph of the servers in `ip_config`, and the connection to the other
+    processes; without `ip_config`, the graph of this process alone. Where the environment makes
+    this process a server, it is one until the end."""
     about, part_config = Path(folder) / ABOUT, Path(folder) / f"{NAME}.json"
     if not about.exists():
         raise ValueError(f"{folder} holds no partitions; make them with `metselect partition`")
     parts = json.loads(part_config.read_text())["num_parts"]
+    about, others = json.loads(about.read_text()), None
     if ip_config is not None:
         check_clients(os.environ, parts)
+        others = join(about, folder, ip_config, join_timeout)
+        if os.environ.get("DGL_ROLE") != "server":
+            time.sleep(0.5)  # until small servers listen: DGL tries again after 3 s only
         os.environ.setdefault("DGL_DIST_MODE", "distributed")
     elif parts > 1:
         raise ValueError(f"{folder} has {parts} partitions; one process alone can use only 1")
     dgl.distributed.initialize(ip_config or "")  # before init_process_group
     part_config = str(part_config) if ip_config is None else None
     graph = dgl.distributed.DistGraph(NAME, part_config=part_config)
-    return Partitioned(graph, json.loads(about.read_text()))
-
-
-def check_clients(environment, parts: int) -> None:
-    """Raise an error for a wrong DGL_NUM_CLIENT: servers wait for exactly so many, for ever."""
-    clients, samplers = environment.get("DGL_NUM_CLIENT"), environment.get("DGL_NUM_SAMPLER", "0")
-    if clients is None:
-        raise ValueError(
-            "DGL_NUM_CLIENT is not set; set it for servers and trainers to the number of trainers, "
-            "times 1 + DGL_NUM_SAMPLER"
-        )
-    if int(clients) % parts:
-        raise ValueError(f"DGL_NUM_CLIENT is {clients}, no multiple of the {parts} partitions")
-    if environment.get("DGL_ROLE") != "server":
-        expected = int(environment.get("WORLD_SIZE", 1)) * (1 + int(samplers))
-        if int(clients) != expected:
-            raise ValueError(
-                f"DGL_NUM_CLIENT is {clients}, but there are {expected} clients (WORLD_SIZE times "
-                "1 + DGL_NUM_SAMPLER); the servers would wait for ever"
-            )
+    return Partitioned(graph, about), others
 
 
 class PartitionSource(BatchedSource):
@@ -163,18 +156,19 @@ class PartitionBatches:
                 "the graph without them"
             )
         self.config, self.data, self.group = config, data, group
-        self.loader = dgl.dataloading.DistNodeDataLoader(
-            data.graph,
-            data.share(data.graph.ndata["train_mask"]),
-            DegreeSampler(config.num_layers * [config.fanout], data.graph),
-            batch_size=-(-config.batch_size // group.size),
-            shuffle=True,
-        )
+        self.train = data.share(data.graph.ndata["train_mask"])
+        self.sampler = DegreeSampler(config.num_layers * [config.fanout], data.graph)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batches of this trainer."""
+        """Yield the batches of this trainer. The order depends on the number of the epoch alone:
+        DGL's `shuffle` continues from the last order, which a resumed run does not have."""
         seed_all(self.config.seed, epoch, self.group.rank)
-        for sources, seeds, blocks in self.loader:
+        order = self.train[torch.randperm(len(self.train))]
+        size = -(-self.config.batch_size // self.group.size)
+        loader = dgl.dataloading.DistNodeDataLoader(
+            self.data.graph, order, self.sampler, batch_size=size
+        )
+        for sources, seeds, blocks in loader:
             yield Batch(1.0, blocks, self.data.feat[sources], self.data.labels[seeds])
 
     @torch.no_grad()
@@ -224,12 +218,19 @@ def partition_result(loop: TrainingLoop) -> dict:
 
 
 def train_partitions(
-    config: Config, folder: Path, ip_config: str | None, out: Path, *, keep_memory: bool = False
+    config: Config,
+    folder: Path,
+    ip_config: str | None,
+    out: Path,
+    *,
+    join_timeout: float = JOIN_TIMEOUT,
+    keep_memory: bool = False,
+    overwrite: bool = False,
 ) -> None:
-    """Train on the partitions in `folder`, print the figures and leave them in `out`.
+    """Train on the partitions in `folder`, print the figures and leave them in `out`; `overwrite`
+    removes what is there first.
 
-    A trainer that fails would leave the others and the servers waiting for it: its process must end
-    at once (see `cli.main`), and whoever started it should end the rest.
+    A trainer that fails must end at once (see `cli.main`): then the other processes end, too.
     """
     trains = os.environ.get("DGL_ROLE") != "server"
     if trains and config.batch_size is None:
@@ -238,9 +239,9 @@ def train_partitions(
         raise ValueError("training on partitions is on CPUs, on features as `partition` wrote them")
     if keep_memory:
         ops.keep_freed_memory()
-    data = connect(folder, ip_config)
+    data, others = connect(folder, ip_config, join_timeout)
     given = {name: data.about[name] for name in ("dataset", "split", "seed")}
-    with process_group(config.device) as group:
+    with process_group(config.device, join_timeout) as group, run_folder(out, group, overwrite):
         loop = TrainingLoop(replace(config, **given), data, out, group, PartitionBatches)
         run_loop(loop, progress=group.rank == 0)
         metrics = partition_result(loop)
@@ -248,5 +249,6 @@ def train_partitions(
             shown = {part: f"{100 * metrics[part]['accuracy']:.1f}" for part in Split._fields}
             print(f"{data.name}, {group.size} trainers: accuracy in % {shown}; results in {out}")
         data.graph.barrier()
-        if ip_config is not None:
+        if others is not None:
+            others.leave()
             dgl.distributed.exit_client()

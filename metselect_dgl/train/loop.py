@@ -10,11 +10,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import dgl
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import __version__
 from ..atomic_file import write_atomic
 from ..checks import NotFiniteError
 from ..config import Config
@@ -42,7 +44,6 @@ class Progress:
     history: list = field(default_factory=list)
     seconds: float = 0.0
     diverged: bool = False
-    gathered: list = field(default_factory=list)  # moments of mini-batches, not used yet
 
 
 @dataclass
@@ -69,6 +70,12 @@ def prepare(config: Config, data: NodeDataset) -> NodeDataset:
     return (data.row_normalized() if normalize else data).to(config.device)
 
 
+def run_facts(config: Config, data: NodeDataset) -> dict:
+    """Return what must be equal in all processes that train one model."""
+    versions = {"version": __version__, "torch": torch.__version__, "dgl": dgl.__version__}
+    return {**versions, **dataclasses.asdict(config), "data": data.fingerprint()}
+
+
 class TrainingLoop:
     """One run, epoch by epoch.
 
@@ -92,6 +99,11 @@ class TrainingLoop:
     ) -> None:
         if config.batch_size is None and group.size > 1:
             raise ValueError(f"{group.size} processes train in mini-batches; give a --batch-size")
+        if config.batch_norm and group.size > 1:
+            raise ValueError(
+                "each process would normalise its part of a batch alone; use one process, or leave "
+                "out --batch-norm"
+            )
         torch.manual_seed(config.seed)
         self.config, self.data, self.out, self.group = config, data, out and Path(out), group
         self.model = config.build(data.feat.shape[1], data.n_classes).to(config.device)
@@ -103,6 +115,8 @@ class TrainingLoop:
         if make_batches is None:
             make_batches = WholeGraph if config.batch_size is None else MiniBatches
         self.batches = make_batches(config, data, self.model.backbone, group)
+        if group.size > 1:
+            group.check_equal(run_facts(config, data))
         # FinalSelect leaves layer 0 without a gradient; MetSelect's decoders all get one
         self.wrapped = group.wrap(self.model, unused=self.model.head.prototypes is None)
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -196,9 +210,6 @@ class TrainingLoop:
         """Write the checkpoint of this epoch, if there is a folder; only the first process does."""
         if self.out is None or self.group.rank > 0:
             return
-        prototypes = self.model.head.prototypes
-        gathered = None if prototypes is None else prototypes.gathered
-        self.state.gathered = [] if gathered is None else gathered.parts()
         state = {
             "config": dataclasses.asdict(self.config),
             "data": self.data.fingerprint(),
@@ -228,9 +239,10 @@ class TrainingLoop:
             check_data(saved, self.data, path)
             checkpoint.load_weights(self.model, saved["model"], path)
             self.optimizer.load_state_dict(saved["optimizer"])
+            gathered = saved["progress"].pop("gathered", [])  # of a former version
             self.state = Progress(**saved["progress"])
-            if self.state.gathered:
-                parts = [part.to(self.config.device) for part in self.state.gathered]
+            if gathered:
+                parts = [part.to(self.config.device) for part in gathered]
                 self.model.head.prototypes.gathered = Moments.of_parts(parts)
             torch.set_rng_state(saved["random"][0])
             if _on_gpu(self.config):
