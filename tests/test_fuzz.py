@@ -4,6 +4,7 @@ METSELECT_FUZZ_EXAMPLES sets the number of examples per test (default: 25).
 """
 
 import io
+import json
 import os
 import pickle
 from pathlib import Path
@@ -19,6 +20,7 @@ from metselect_dgl.data import hop_chain, load_npz, save_npz
 from metselect_dgl.experiments.result_rows import read_rows
 from metselect_dgl.nn import GAT, GCN, GIN, FinalSelect, MetSelect
 from metselect_dgl.train import checkpoint
+from metselect_dgl.train.distdgl import read_partitions
 
 EXAMPLES = int(os.environ.get("METSELECT_FUZZ_EXAMPLES", "25"))
 fuzzed = settings(
@@ -131,6 +133,29 @@ def test_rows(tmp_path, content):
         assert "rows.jsonl" in str(error)
     else:
         assert all(isinstance(row, dict) for row in rows)
+
+
+ABOUT = {"dataset": "cora", "split": 0, "seed": 0, "n_classes": 7, "self_loops": False}
+ABOUT |= {"fingerprint": "1234", "parts": ["ab12", "cd34"]}
+PARTITIONS = {
+    "metselect.json": json.dumps(ABOUT).encode(),
+    "graph.json": json.dumps({"graph_name": "graph", "num_parts": 2}).encode(),
+}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@fuzzed
+@given(data=st.data())
+def test_partitions(tmp_path, name, data):
+    for path, content in PARTITIONS.items():
+        (tmp_path / path).write_bytes(content)
+    (tmp_path / name).write_bytes(data.draw(damaged(PARTITIONS[name])))
+    try:
+        about, n_parts = read_partitions(tmp_path)
+    except ValueError as error:
+        assert "metselect.json" in str(error)
+    else:
+        assert n_parts == len(about["parts"]) and type(about["n_classes"]) is int
 
 
 @pytest.mark.parametrize("name", ["data.npz", "checkpoint.pt"])

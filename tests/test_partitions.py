@@ -120,6 +120,14 @@ def test_two_partitions_by_metis(tmp_path):
     assert digest(tmp_path / "part1") != described[1]
 
 
+def test_a_damaged_part_is_refused(tmp_path):
+    partition(hop_chain(n_nodes=300), 1, tmp_path)
+    graph = tmp_path / "part0" / "graph.dgl"
+    graph.write_bytes(graph.read_bytes()[:200])
+    with pytest.raises(ValueError, match="part0 is not the part"):
+        connect(tmp_path, None)
+
+
 def test_no_partitions(tmp_path):
     with pytest.raises(ValueError, match="holds no partitions; make them with"):
         connect(tmp_path, None)

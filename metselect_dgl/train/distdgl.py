@@ -24,12 +24,21 @@ from ..nn.source import batches_of
 from .batches import Batch, seed_all
 from .distributed import JOIN_TIMEOUT, ProcessGroup, process_group
 from .evaluate import accuracy
-from .job import check_clients, digest, join
+from .job import check_clients, check_part, digest, join
 from .loop import TrainingLoop, prepare
 from .peers import Hub, Member
 from .run import run_folder, run_loop
 
 NAME, ABOUT = "graph", "metselect.json"
+ABOUT_TYPES = {
+    "dataset": str,
+    "split": int,
+    "seed": int,
+    "n_classes": int,
+    "self_loops": bool,
+    "fingerprint": str,
+    "parts": list,
+}
 
 
 def partition(data: NodeDataset, parts: int, out: Path, *, split: int = 0, seed: int = 0) -> Path:
@@ -87,17 +96,33 @@ class Partitioned:
         return self.about["fingerprint"]
 
 
+def read_partitions(folder: Path) -> tuple[dict, int]:
+    """Return the description that `partition` wrote and the number of parts."""
+    about, part_config = Path(folder) / ABOUT, Path(folder) / f"{NAME}.json"
+    if not about.exists():
+        raise ValueError(f"{folder} holds no partitions; make them with `metselect partition`")
+    try:
+        content = json.loads(about.read_text())
+        n_parts = json.loads(part_config.read_text())["num_parts"]
+        wrong = [key for key, kind in ABOUT_TYPES.items() if type(content[key]) is not kind]
+        if wrong or len(content["parts"]) != n_parts:
+            raise ValueError(f"wrong {', '.join(wrong) or 'number of parts'}")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{about} or {part_config.name} is damaged ({type(error).__name__}: {error}); run "
+            "`metselect partition` again"
+        ) from None
+    return content, n_parts
+
+
 def connect(
     folder: Path, ip_config: str | None, join_timeout: float = JOIN_TIMEOUT
 ) -> tuple[Partitioned, Hub | Member | None]:
     """Return the partitioned graph of the servers in `ip_config`, and the connection to the other
     processes; without `ip_config`, the graph of this process alone. Where the environment makes
     this process a server, it is one until the end."""
-    about, part_config = Path(folder) / ABOUT, Path(folder) / f"{NAME}.json"
-    if not about.exists():
-        raise ValueError(f"{folder} holds no partitions; make them with `metselect partition`")
-    parts = json.loads(part_config.read_text())["num_parts"]
-    about, others = json.loads(about.read_text()), None
+    about, parts = read_partitions(folder)
+    others = None
     if ip_config is not None:
         check_clients(os.environ, parts)
         others = join(about, folder, ip_config, join_timeout)
@@ -106,8 +131,10 @@ def connect(
         os.environ.setdefault("DGL_DIST_MODE", "distributed")
     elif parts > 1:
         raise ValueError(f"{folder} has {parts} partitions; one process alone can use only 1")
+    else:
+        check_part(Path(folder) / "part0", about["parts"][0])
     dgl.distributed.initialize(ip_config or "")  # before init_process_group
-    part_config = str(part_config) if ip_config is None else None
+    part_config = str(Path(folder) / f"{NAME}.json") if ip_config is None else None
     graph = dgl.distributed.DistGraph(NAME, part_config=part_config)
     return Partitioned(graph, about), others
 

@@ -23,9 +23,18 @@ def digest(folder: Path) -> str:
     """Return a digest of the files of one part."""
     content = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
+        part = hashlib.sha256()
         with open(path, "rb") as file:
-            content.update(hashlib.file_digest(file, "sha256").digest())
+            while chunk := file.read(1 << 20):
+                part.update(chunk)
+        content.update(part.digest())
     return content.hexdigest()[:16]
+
+
+def check_part(folder: Path, expected: str) -> None:
+    """Raise an error for a part that was changed or damaged; DGL's reader would crash."""
+    if digest(folder) != expected:
+        raise ValueError(f"{folder} is not the part that metselect.json describes; copy it again")
 
 
 def check_clients(environment, parts: int) -> None:
@@ -51,7 +60,7 @@ def join(about: dict, folder: Path, ip_config: str, timeout: float) -> Hub | Mem
     """Wait until all servers and trainers have started with the same partitions and versions; from
     then on this process ends if another one exits."""
     hosts = read_hosts(ip_config)
-    if len(hosts) != len(about.get("parts", [])):
+    if len(hosts) != len(about["parts"]):
         raise ValueError(f"{ip_config} has {len(hosts)} hosts; `metselect partition` one part each")
     samplers = int(os.environ.get("DGL_NUM_SAMPLER", 0))
     n_trainers = int(os.environ["DGL_NUM_CLIENT"]) // (1 + samplers)
@@ -86,8 +95,7 @@ def prepare_server(host: Host, part: Path, expected: str) -> None:
     """Check what a server needs: shared memory, its port and the right part."""
     shared_memory.reserve()
     listen(*host).close()  # DGL would wait for ever on a port in use
-    if digest(part) != expected:
-        raise ValueError(f"{part} is not the part that metselect.json describes; copy it again")
+    check_part(part, expected)
     dgl.distributed.rpc.register_sig_handler()  # removes the shared memory on SIGTERM
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ssh closed: it ends with the trainers
 
