@@ -43,15 +43,27 @@ def only_writer(folder: Path) -> Iterator[None]:
     killed processes left unfinished. The lock ends with the process, however it ends."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "ab") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RuntimeError(
-                    f"another process writes to {folder}; wait for it, or choose another --out"
-                ) from None
-        for path in folder.iterdir():
-            if _LEFTOVER.fullmatch(path.name):
+    path = folder / ".lock"
+    with open(path, "ab") as lock:
+        try:
+            _lock(path, lock)
+        except (BlockingIOError, FileNotFoundError):
+            raise RuntimeError(
+                f"another process writes to {folder}; wait for it, or choose another --out"
+            ) from None
+        for leftover in folder.iterdir():
+            if _LEFTOVER.fullmatch(leftover.name):
+                leftover.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if fcntl is not None:
                 path.unlink(missing_ok=True)
-        yield
+
+
+def _lock(path: Path, file: BinaryIO) -> None:
+    """Lock an open file, unless another process has locked or just removed it."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+            raise BlockingIOError

@@ -12,6 +12,7 @@ import torch
 
 from metselect_dgl.config import Config
 from metselect_dgl.train import distributed, train
+from metselect_dgl.train.loop import load_checkpoint
 
 FLAGS = "train --dataset tiny --backbone gcn --hidden 16 --batch-size 25 --fanout -1".split()
 
@@ -23,7 +24,7 @@ def command(tiny_dir, out, *more, processes=1):
 
 
 def state(out):
-    return torch.load(out / "checkpoint.pt", weights_only=True)
+    return load_checkpoint(out / "checkpoint.pt")
 
 
 def close(one, two):

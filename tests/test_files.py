@@ -59,7 +59,7 @@ def test_leftovers_of_a_killed_write_are_removed(tmp_path):
     (tmp_path / ".notes.tmp").write_text("not ours")
     with only_writer(tmp_path):
         pass
-    assert sorted(os.listdir(tmp_path)) == [".lock", ".notes.tmp"]
+    assert sorted(os.listdir(tmp_path)) == [".notes.tmp"]
 
 
 def test_a_folder_has_one_writer_until_it_ends(tmp_path):
@@ -108,7 +108,7 @@ def test_overwrite_removes_the_old_results_first(tmp_path, monkeypatch, capsys):
     assert {"metrics.json", "predictions.npz", "layers.png", "config.yaml"} < set(old)
     monkeypatch.setattr("metselect_dgl.train.run.run_loop", interrupted)
     assert main([*TRAIN, "--out", "run", "--lr", "0.1", "--overwrite"]) == 130
-    assert os.listdir("run") == [".lock"]
+    assert os.listdir("run") == []
 
 
 def interrupted(*args, **options):

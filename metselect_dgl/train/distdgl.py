@@ -268,10 +268,11 @@ def train_partitions(
         ops.keep_freed_memory()
     data, others = connect(folder, ip_config, join_timeout)
     given = {name: data.about[name] for name in ("dataset", "split", "seed")}
-    with process_group(config.device, join_timeout) as group, run_folder(out, group, overwrite):
+    with process_group(config.device, join_timeout) as group:
         loop = TrainingLoop(replace(config, **given), data, out, group, PartitionBatches)
-        run_loop(loop, progress=group.rank == 0)
-        metrics = partition_result(loop)
+        with run_folder(out, group, overwrite):
+            run_loop(loop, progress=group.rank == 0)
+            metrics = partition_result(loop)
         if group.rank == 0:
             shown = {part: f"{100 * metrics[part]['accuracy']:.1f}" for part in Split._fields}
             print(f"{data.name}, {group.size} trainers: accuracy in % {shown}; results in {out}")

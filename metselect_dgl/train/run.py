@@ -36,8 +36,8 @@ def train(
     """
     if keep_memory:
         ops.keep_freed_memory()
+    loop = TrainingLoop(config, prepare(config, data), out, group)
     with run_folder(out, group, overwrite):
-        loop = TrainingLoop(config, prepare(config, data), out, group)
         run_loop(loop, progress=progress and group.rank == 0, checkpoint_every=checkpoint_every)
         return loop.result() if group.rank == 0 else None
 
