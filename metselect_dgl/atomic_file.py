@@ -42,7 +42,10 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Create a folder and refuse to share it with another process that writes there; remove what
     killed processes left unfinished. The lock ends with the process, however it ends."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{folder} is no folder; choose another --out") from None
     path = folder / ".lock"
     with open(path, "ab") as lock:
         try:

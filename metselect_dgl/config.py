@@ -114,6 +114,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2^63")
         if self.fanout < 1 and self.fanout != -1:
             raise ValueError(f"fanout is {self.fanout}; it must be at least 1, or -1 for all")
 
@@ -130,6 +132,8 @@ class Config:
     @staticmethod
     def check_used(names: Collection[str], backbone: str, selectors: Collection[str]) -> None:
         """Raise ValueError for a setting of `names` that belongs to other parts alone."""
+        if "fanout" in names and "batch_size" not in names:
+            raise ValueError("fanout is a setting of mini-batches; add a --batch-size")
         used, known = set(BACKBONES[backbone].fields), set()
         for part in (*BACKBONES.values(), *SELECTORS.values()):
             known.update(part.fields)

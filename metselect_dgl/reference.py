@@ -1,6 +1,6 @@
 """Every operator in plain torch: the definition of the other backends, and the fall-back for them.
 
-Equations 2 to 6 of the paper, as interpreted in the README. Lists have one entry per layer; layers
+Equations 2 to 6 of the paper, as docs/method.md reads them. Lists have one entry per layer; layers
 may differ in width. `index` has the numbers [n] of the picked rows of each layer (None: all rows);
 `labels` [n] and `layer` [n] belong to the picked rows. Layers may be of a narrower dtype than the
 constants (shifts, means, factors, weights), in whose dtype everything is computed.
@@ -48,7 +48,6 @@ def moments(
 
 def whitening(covariances: Tensors, rho: Tensor, eps: float) -> Tensors:
     """R with R^T R = K^-1, where K = (1 - rho) K + max(rho, 16 D eps) tr(K)/D I; R = 0 if tr K = 0.
-
     R is the inverse of the lower Cholesky factor, in float64, of K divided by its mean variance.
     `eps` is the rounding unit of the layers; K has errors of a few D eps of the mean variance.
     """
@@ -88,10 +87,8 @@ def _whitened(h: Tensor, mean: Tensor, factor: Tensor, valid: Tensor, index: Ten
 def class_distances(
     layers: Tensors, means: Tensors, factors: Tensors, valid: Tensor, index: Indices
 ) -> Tensor:
-    """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid.
-
-    R_l [K, D] is square unless a linear map of the layer is multiplied into it.
-    """
+    """dist2[l, i, c] = || R_l (h_i - mu_c) ||^2, infinite for a class that is not valid; R_l [K, D]
+    is square unless a linear map of the layer is multiplied into it."""
     dist2 = []
     for h, mean, factor, picked in zip(layers, means, factors, index, strict=True):
         z, m = _whitened(h, mean, factor, valid, picked)
@@ -130,11 +127,9 @@ def metric_logits(
     temperature: Tensor,
     index: Indices,
 ) -> Tensor:
-    """-dist2 / (2 T_l) up to a constant per node and layer, [L, n, C]: linear in h.
-
+    """-dist2 / (2 T_l) up to a constant per node and layer, [L, n, C]: linear in h, because
     || R h ||^2 is the same for every class; relative to the centre the remaining terms are
-    h K^-1 mu_c - mu_c K^-1 mu_c / 2, without a D x D product per node.
-    """
+    h K^-1 mu_c - mu_c K^-1 mu_c / 2, without a D x D product per node."""
     logits = []
     for h, mean, factor, t, rows in zip(layers, means, factors, temperature, index, strict=True):
         center = _center(mean, valid)
@@ -157,7 +152,6 @@ def select_layer(
     rule: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(layer, class, score) of each node in the layer with the largest score (Eq. 4, 5).
-
     The score is, by `rule`: `confidence`: the log-odds of the label, without labels of the best
     class; `distance`: minus the squared distance to that class; `opposite`: as `confidence`, but
     the smallest score is selected (MetSelect-max). Equal scores select the shallower layer; a
@@ -211,15 +205,12 @@ def selected_cross_entropy(
     wanted: list[bool],
     keep_logits: bool,
 ) -> tuple[Tensor, Tensor, Tensors, Tensors, Tensors]:
-    """(loss, logits, and the gradients of the loss to layers, weights and biases).
-
-    The loss is the mean cross entropy of the selected decoders (Eq. 6), plus deep_supervision
-    times the mean over layers of the cross entropy of the layer's decoder. `wanted` has a flag per
-    layer for its gradient, and is empty if no gradient is wanted. The logits have no rows unless
-    `keep_logits`. A gradient to a layer is at least float32: a scaled loss still multiplies it.
-
-    With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot).
-    """
+    """(loss, logits, and the gradients of the loss to layers, weights and biases); the loss is the
+    mean cross entropy of the selected decoders (Eq. 6), plus deep_supervision times the mean over
+    layers of the cross entropy of the layer's decoder. `wanted` has a flag per layer for its
+    gradient, and is empty if no gradient is wanted. The logits have no rows unless `keep_logits`.
+    A gradient to a layer is at least float32: a scaled loss still multiplies it.
+    With a = W h + b and k_i the weight of row i in the loss, da = k (softmax(a) - onehot)."""
     logits = selected_logits(layers, weights, biases, layer if keep_logits else layer[:0], index)
     loss = logits.new_zeros(())
     onehot = F.one_hot(labels, logits.shape[1])
@@ -250,10 +241,8 @@ def neighbour_sum(
     feat: Tensor,
     more: Tensor | None,
 ) -> Tensor:
-    """out_i = more_i + t_i sum over the in-edges j -> i of w_ij s_j h_j, [M, D].
-
-    `weights` [E] are w in the order of `indices`, `back_weights` in the order of `back_indices`.
-    """
+    """out_i = more_i + t_i sum over the in-edges j -> i of w_ij s_j h_j, [M, D]; `weights` [E] has
+    w in the order of `indices`, `back_weights` in the order of `back_indices`."""
     rows = (feat if source_scale is None else feat * source_scale.unsqueeze(1))[indices.long()]
     rows = rows if weights is None else rows * weights.unsqueeze(1)
     out = feat.new_zeros(len(indptr) - 1, feat.shape[1])
@@ -295,7 +284,6 @@ def attention_sum(
     slope: float,
 ) -> tuple[Tensor, Tensor]:
     """(out, attention) of a graph attention layer: for each head, over the in-edges j -> i,
-
     e_ij = leaky_relu(source[j] + target[i]), a_i = softmax(e_i), out[i] = sum_j a_ij feat[j].
 
     feat [N, H, F], source [N, H], target [M, H]; out [M, H, F], 0 without in-edges; attention
@@ -327,10 +315,8 @@ def attention_sum_backward(
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to feat, source and target of sum(grad * out):
-
     da_ij = <grad[i], feat[j]>, de_ij = a_ij (da_ij - sum_k a_ik da_ik) leaky_relu'(e_ij),
-    dfeat[j] = sum_i a_ij grad[i], dsource[j] = sum_i de_ij, dtarget[i] = sum_j de_ij.
-    """
+    dfeat[j] = sum_i a_ij grad[i], dsource[j] = sum_i de_ij, dtarget[i] = sum_j de_ij."""
     to = _targets(indptr)
     grad = grad.index_select(0, to)  # [E, H, F]
     da = (grad * feat.index_select(0, indices)).sum(-1)  # [E, H]
@@ -345,6 +331,20 @@ def attention_sum_backward(
     )
 
 
-def fingerprint(bits: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum over i and j of (2i + 1) weights_j bits_ij, with the overflow of integers."""
-    return ((2 * torch.arange(len(bits), device=bits.device) + 1) * (bits @ weights)).sum()
+def fingerprint(bits: Tensor) -> Tensor:
+    """The sum over rows i of m(n_i + m(i)) modulo 2^64, where m mixes all bits of an integer and
+    n_i = sum_j u_i,2j u_i,2j+1 with u_ij = bits_ij + m(j) modulo 2^32; `bits` is int32."""
+    odd, rows = bits.shape[1] % 2, []
+    keys = _mix(torch.arange(bits.shape[1] + odd, device=bits.device))
+    for tile in bits.split(TILE):
+        u = (F.pad(tile.long(), (0, odd)) + keys) & 0xFFFFFFFF
+        rows.append((u[:, ::2] * u[:, 1::2]).sum(1))
+    return _mix(torch.cat(rows) + _mix(torch.arange(len(bits), device=bits.device))).sum()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Return SplitMix64 of int64, computed with the overflow of integers."""
+    x = x - 0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    return x

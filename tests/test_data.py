@@ -283,6 +283,14 @@ def test_interrupted_save_keeps_the_previous_file(tmp_path, monkeypatch):
         ({"node_labels": np.array([0, 1, 0, 3_000_000])}, "3000001 classes for 4 nodes"),
         ({"n_classes": np.array(1)}, "label 1 of node 1 is outside 0 to 0"),
         ({"note": np.array([{}], dtype=object)}, "allow_pickle=False"),
+        ({"directed": np.array("False")}, "directed is False, expected True or False"),
+        ({"node_features": np.ones((4, 3), dtype=complex)}, "expected real numbers"),
+        ({"node_features": np.ones((4, 3, 1))}, r"of shape \(4, 3, 1\), expected"),
+        ({"node_features": np.full((4, 3), 1e300)}, "1e.300, which float32 cannot hold"),
+        ({"n_classes": np.array(3.7)}, "n_classes is 3.7, expected an integer"),
+        ({"node_labels": np.full(4, -1)}, "n_classes is 0, expected an integer of at least 1"),
+        ({"train_masks": np.full((2, 4), 0.5)}, "train_masks has other values than"),
+        ({"train_masks": np.full((2, 4), 2)}, "train_masks has other values than"),
     ],
 )
 def test_wrong_file_is_named_with_what_is_wrong(tmp_path, changes, message):

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -173,3 +174,19 @@ def test_workers_end_with_their_parent(tmp_path, signal):
         _, error = parent.communicate(timeout=30)
     assert wait_for_end(workers) == []
     assert b"Traceback" not in error
+
+
+WRONG_FLAGS = {
+    "seed": (["--seed", "99999999999999999999"], "seed is 9+; it must be at least 0 and below"),
+    "fanout": (["--fanout", "3"], "fanout is a setting of mini-batches; add a --batch-size"),
+    "out": (["--out", "file"], "file is no folder; choose another --out"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS.values(), ids=WRONG_FLAGS)
+def test_wrong_flags_leave_no_folder(tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert main([*TRAIN, *flags]) == 1
+    assert re.search(message, capsys.readouterr().err)
+    assert os.listdir() == ["file"]

@@ -154,18 +154,16 @@ def test_a_sparse_matrix_times_weights(shape):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-@pytest.mark.parametrize(("n", "width"), [(0, 3), (1, 1), (700, 13), (1500, 64)])
-def test_fingerprint(n, width, dtype):
+@pytest.mark.parametrize(("n", "width"), [(0, 3), (1, 1), (700, 13), (5000, 64)])
+def test_fingerprint(n, width):
     """The compiled sum is the reference's, whatever overflows, on any number of threads."""
-    draw, limits = torch.Generator().manual_seed(0), torch.iinfo(dtype)
-    bits = torch.randint(limits.min, limits.max, (n, width), dtype=dtype, generator=draw)
-    weights = torch.randint(limits.min, limits.max, (width,), dtype=dtype, generator=draw)
-    expected = reference.fingerprint(bits, weights)
+    draw, limits = torch.Generator().manual_seed(0), torch.iinfo(torch.int32)
+    bits = torch.randint(limits.min, limits.max, (n, width), dtype=torch.int32, generator=draw)
+    expected = reference.fingerprint(bits)
     before = torch.get_num_threads()
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        assert torch.equal(OPS.fingerprint(bits, weights), expected)
+        assert torch.equal(OPS.fingerprint(bits), expected)
     torch.set_num_threads(before)
     with pytest.raises(RuntimeError):
-        OPS.fingerprint(bits, weights[1:])
+        OPS.fingerprint(bits.long())

@@ -47,7 +47,7 @@ def arguments(name: str, picked: int | None) -> tuple:
         "neighbour_sum": (*loops, *loops, *(4 * [None]), plain[0], plain[1][:, :3]),
         "linear_relu": (layers[0], weight, case.biases[0]),
         "linear_relu_backward": (out, plain[0], weight.detach(), out, True),
-        "fingerprint": (torch.arange(12).view(4, 3), torch.tensor([1, 3, 5])),
+        "fingerprint": (torch.arange(12, dtype=torch.int32).view(4, 3),),
         "attention_sum": (*edges, feat, source, target, 0.2),
         "attention_sum_backward": (
             torch.randn(8, 2, 3, dtype=torch.float64),

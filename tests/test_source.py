@@ -196,6 +196,39 @@ def test_every_bit_counts(shape, dtype):
             assert fingerprint(other) != before
 
 
+CHANGES = {
+    "negated": lambda x: -x,
+    "row-negated": lambda x: torch.cat([-x[:1], x[1:]]),
+    "column-negated": lambda x: torch.cat([x[:, :1], -x[:, 1:2], x[:, 2:]], 1),
+    "rows-swapped": lambda x: torch.cat([x[1:2], x[:1], x[2:]]),
+    "columns-swapped": lambda x: x.flip(1),
+    "rolled": lambda x: x.roll(1),
+    "doubled": lambda x: 2 * x,
+}
+
+
+@pytest.mark.parametrize("width", [2, 7, 8, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changes_of_many_bits_are_seen(change, dtype, width):
+    matrix = torch.randn(40, width, dtype=dtype)
+    assert fingerprint(change(matrix)) != fingerprint(matrix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_fingerprints_of_similar_features_differ(dtype):
+    """Two signs changed, or a 1 of a binary row moved: no two have the same fingerprint."""
+    ones, signs = torch.zeros(20, 8, dtype=dtype), torch.randn(20, 8, dtype=dtype)
+    seen = {fingerprint(ones), fingerprint(signs)}
+    for first in range(160):
+        for second in range(first):
+            changed, moved = signs.clone(), ones.clone()
+            changed.view(-1)[[first, second]] *= -1
+            moved.view(-1)[[first, second]] = 1
+            seen |= {fingerprint(changed), fingerprint(moved)}
+    assert len(seen) == 2 + 160 * 159
+
+
 def test_checkpoints_of_the_former_layout_load(small):
     """Temperatures and gate used to be buffers of the head itself."""
     part = small.split(0)

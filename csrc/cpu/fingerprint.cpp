@@ -1,9 +1,10 @@
-// fingerprint: sum over i and j of (2 i + 1) w_j bits_ij, modulo 2^64; the sum over j modulo 2^32
-// if the bits are 32-bit words. The weights w are odd, so that the change of one word is seen.
+// fingerprint: sum over rows i of m(n_i + m(i)) modulo 2^64, where m mixes all bits of an integer,
+// n_i = sum_j u_i,2j u_i,2j+1 and u_ij = bits_ij + m(j) modulo 2^32.
+//
+// A change of two words cannot cancel as in a weighted sum: the keys m(j) multiply it.
 
 #include <ATen/ops/scalar_tensor.h>
 
-#include <type_traits>
 #include <vector>
 
 #include "checks.h"
@@ -12,44 +13,48 @@
 namespace metselect {
 namespace {
 
-template <typename Word>
-METSELECT_CLONES int64_t hash_rows(const Word* bits, const Word* weights, int64_t begin,
-                                   int64_t end, int64_t width) {
-  uint64_t total = 0;
-  for (int64_t i = begin; i < end; ++i) {
-    Word row = 0;
-    for (int64_t j = 0; j < width; ++j) row += bits[i * width + j] * weights[j];
-    const auto extended = static_cast<int64_t>(static_cast<std::make_signed_t<Word>>(row));
-    total += static_cast<uint64_t>(2 * i + 1) * static_cast<uint64_t>(extended);
-  }
-  return static_cast<int64_t>(total);
+// SplitMix64.
+uint64_t mix(uint64_t x) {
+  x += 0x9E3779B97F4A7C15;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
 }
 
-template <typename Word>
-int64_t hash(const Tensor& bits, const Tensor& weights) {
+METSELECT_CLONES uint64_t hash_row(const uint32_t* __restrict__ bits,
+                                   const uint32_t* __restrict__ keys, int64_t width) {
+  uint64_t sum = 0;
+  for (int64_t pair = 0; pair < width / 2; ++pair) {
+    const uint32_t first = bits[2 * pair] + keys[2 * pair];
+    const uint32_t second = bits[2 * pair + 1] + keys[2 * pair + 1];
+    sum += static_cast<uint64_t>(first) * second;
+  }
+  if (width % 2 == 1) {
+    const uint32_t last = bits[width - 1] + keys[width - 1];
+    sum += static_cast<uint64_t>(last) * keys[width];
+  }
+  return sum;
+}
+
+Tensor fingerprint(const Tensor& bits) {
+  TORCH_CHECK(bits.dim() == 2 && bits.scalar_type() == at::kInt,
+              "bits must be an int32 matrix, got ", bits.scalar_type(), " of shape ", bits.sizes());
+  const Tensor contiguous = bits.contiguous();
+  const auto* words = static_cast<const uint32_t*>(contiguous.const_data_ptr());
   const int64_t n = bits.size(0), width = bits.size(1), shares = workers(n);
-  const auto* words = static_cast<const Word*>(bits.const_data_ptr());
-  const auto* factors = static_cast<const Word*>(weights.const_data_ptr());
+  std::vector<uint32_t> keys(width + width % 2);
+  for (size_t j = 0; j < keys.size(); ++j) keys[j] = static_cast<uint32_t>(mix(j));
   std::vector<uint64_t> partial(shares);
   over_shares(n, shares, [&](int64_t begin, int64_t end, int64_t worker) {
-    partial[worker] = hash_rows(words, factors, begin, end, width);
+    uint64_t total = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      total += mix(hash_row(words + i * width, keys.data(), width) + mix(i));
+    }
+    partial[worker] = total;
   });
   uint64_t total = 0;
   for (const uint64_t part : partial) total += part;
-  return static_cast<int64_t>(total);
-}
-
-Tensor fingerprint(const Tensor& bits, const Tensor& weights) {
-  TORCH_CHECK(bits.dim() == 2 && weights.dim() == 1 && weights.size(0) == bits.size(1),
-              "bits has shape ", bits.sizes(), ", weights ", weights.sizes());
-  const auto dtype = bits.scalar_type();
-  TORCH_CHECK(dtype == weights.scalar_type() && (dtype == at::kLong || dtype == at::kInt),
-              "bits and weights must both be int64 or int32, got ", dtype, " and ",
-              weights.scalar_type());
-  const Tensor words = bits.contiguous(), factors = weights.contiguous();
-  const int64_t total =
-      dtype == at::kLong ? hash<uint64_t>(words, factors) : hash<uint32_t>(words, factors);
-  return at::scalar_tensor(total, at::kLong);
+  return at::scalar_tensor(static_cast<int64_t>(total), at::kLong);
 }
 
 }  // namespace

@@ -74,8 +74,14 @@ def dataset_from_arrays(
     arrays: dict[str, np.ndarray], name: str, edges: str = "edges"
 ) -> NodeDataset:
     """Return the dataset of these arrays, named as in ``load_npz``."""
-    feat = torch.from_numpy(_take(arrays, "node_features")).float()
+    feat = _features(arrays)
     labels = _integers(arrays, "node_labels")
+    n_classes = arrays.get("n_classes", np.array(labels.max(initial=-1) + 1))
+    directed = arrays.get("directed", np.array(False))
+    if n_classes.shape or n_classes.dtype.kind not in "iu" or n_classes < 1:
+        raise ValueError(f"n_classes is {n_classes}, expected an integer of at least 1")
+    if directed.shape or directed.dtype.kind not in "biu":
+        raise ValueError(f"directed is {directed}, expected True or False")
     pairs = _integers(arrays, edges)
     if pairs.ndim != 2 or pairs.shape[1] != 2:
         raise ValueError(f"{edges} has shape {pairs.shape}, expected (E, 2)")
@@ -85,7 +91,7 @@ def dataset_from_arrays(
         known = f"the nodes are 0 to {len(feat) - 1}"
         raise ValueError(f"row {outside[0]} of {edges} joins nodes {ends}, but {known}")
     pairs = torch.from_numpy(pairs)
-    if arrays.get("directed", False):
+    if directed:
         graph = dgl.graph(pairs.unbind(dim=1), num_nodes=len(feat))
     else:
         graph = undirected_graph(pairs, len(feat))
@@ -94,7 +100,7 @@ def dataset_from_arrays(
         graph,
         feat,
         torch.from_numpy(labels[:, 0] if labels.shape[1:] == (1,) else labels),
-        int(arrays.get("n_classes", labels.max(initial=-1) + 1)),
+        int(n_classes),
         *(torch.from_numpy(_masks(arrays, part, len(feat))) for part in PARTS),
         node_type=torch.from_numpy(arrays["node_type"]) if "node_type" in arrays else None,
         note=str(arrays.get("note", "")),
@@ -107,6 +113,21 @@ def _take(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
     return arrays[key]
 
 
+def _features(arrays: dict[str, np.ndarray]) -> torch.Tensor:
+    array = _take(arrays, "node_features")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # torch has no other
+    if array.ndim != 2 or array.dtype.kind not in "fiub":
+        raise TypeError(
+            f"node_features is {array.dtype} of shape {array.shape}, expected real numbers (N, F)"
+        )
+    with np.errstate(over="ignore"):
+        feat = torch.from_numpy(array.astype(np.float32, copy=False))
+    lost = np.isfinite(array) & ~np.isfinite(feat.numpy())
+    if lost.any():
+        raise ValueError(f"node_features has {array[lost][0]}, which float32 cannot hold")
+    return feat
+
+
 def _integers(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
     array = _take(arrays, key)
     if array.dtype.kind not in "iu":
@@ -117,7 +138,10 @@ def _integers(arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
 def _masks(arrays: dict[str, np.ndarray], part: str, n_nodes: int) -> np.ndarray:
     """Return the masks [S, N] of one part; an index array is one split."""
     if f"{part}_idx" not in arrays:
-        return np.atleast_2d(_take(arrays, f"{part}_masks")).astype(bool)
+        masks = np.atleast_2d(_take(arrays, f"{part}_masks"))
+        if masks.dtype.kind not in "biu" or (masks > 1).any() or (masks < 0).any():
+            raise ValueError(f"{part}_masks has other values than False and True")
+        return masks.astype(bool)
     index = _integers(arrays, f"{part}_idx")
     outside = index[(index < 0) | (index >= n_nodes)]
     if outside.size:

@@ -6,6 +6,7 @@ targets, N sources, E edges, H heads of F features.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import ops
@@ -69,15 +70,9 @@ def attention_sum(
 
 
 def fingerprint(matrix: Tensor) -> int:
-    """Return a hash of all bits of a matrix and their positions: the sum over rows i and columns j
-    of (2i + 1) w_j bits_ij modulo 2^64 (over j modulo 2^32 for rows that are no multiple of 8
-    bytes), with odd weights w_j, so that the change of a single entry is always seen."""
-    matrix = matrix.detach().contiguous()
-    wide = matrix.shape[-1] * matrix.element_size() % 8 == 0
-    bits = matrix.view(torch.int64 if wide else torch.int32)
-    columns = torch.arange(bits.shape[-1], dtype=bits.dtype, device=bits.device)
-    weights = columns * _ODD[bits.dtype] + columns * columns * 4 + 1
-    return _ops.fingerprint(bits, weights).item()
-
-
-_ODD = {torch.int64: 0x9E3779B97F4A7C15 - 2**64 + 1, torch.int32: 0x9E3779B9 - 2**32 + 1}
+    """Return a hash of all bits of a matrix and their positions; two matrices that differ have the
+    same one with a probability of about 2^-32."""
+    matrix = matrix.detach().resolve_neg().contiguous()
+    if matrix.shape[1] * matrix.element_size() % 4:  # half precision, odd width
+        matrix = F.pad(matrix, (0, 1))
+    return _ops.fingerprint(matrix.view(torch.int32)).item()

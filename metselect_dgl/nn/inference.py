@@ -21,8 +21,8 @@ def predict_layer_by_layer(
     head: LayerwiseHead, source: LayerSource, *, exit_at: float = 1.0, progress: bool = False
 ) -> Selection:
     """Return the selection for all rows of a source. A row whose class has the probability
-    `exit_at` at a layer is settled there, and deeper layers are computed only as far as other rows
-    need them; at 1 all are computed. `progress` shows a progress bar."""
+    `exit_at` at a layer asks for no deeper layer; deeper layers are computed, and compared, only
+    for rows that the others need; at 1 all are computed. `progress` shows a progress bar."""
     if not 0 < exit_at <= 1:
         raise ValueError(f"exit_at is {exit_at}, expected a probability above 0, at most 1")
     if exit_at < 1 and not head.scores_are_log_odds:

@@ -41,8 +41,9 @@ class LayerSelect(nn.Module):
         self, graph, feat, batch_size=None, exit_at: float = 1.0, progress: bool = False
     ) -> Selection:
         """Select for all nodes, in evaluation mode without gradients; with a `batch_size`, layer by
-        layer in batches: the same result, two layers in memory. With `exit_at` below 1, a node
-        whose class is that probable at a layer is settled there (early exit)."""
+        layer in batches: the same result, two layers in memory. With `exit_at` below 1 (early
+        exit), deeper layers are computed only for nodes below that probability and for those that
+        they need; each node is compared in the layers computed for it."""
         if batch_size is not None and not self.head.layerwise:
             raise ValueError(f"{type(self.head).__name__} needs all layers; leave out batch_size")
         batch_size = BATCH if batch_size is None and exit_at < 1 else batch_size
