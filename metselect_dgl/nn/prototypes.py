@@ -255,8 +255,10 @@ def _warn_missing(prototypes: Prototypes) -> None:
     if missing and not prototypes._warned:
         prototypes._warned = True
         which = "class" if len(missing) == 1 else "each of the classes"
+        names = ", ".join(map(str, missing[:10]))
+        names += f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         warnings.warn(
-            f"{which} {', '.join(map(str, missing))} has no labelled node; its distance is "
+            f"{which} {names} has no labelled node; its distance is "
             "infinite and it is never predicted",
             stacklevel=3,
         )
