@@ -41,7 +41,7 @@ def test_required_rows_are_ok_here(name):
     ("module", "name", "status", "code"),
     [
         ("torch", "torch", "bad", 1),
-        ("dgl", "dgl", "bad", 1),
+        ("dgl", "dgl", "off", 0),
         ("torch", "cuda", "off", 1),
         ("metselect_dgl._C", "extension", "off", 0),
         ("triton", "triton", "off", 0),
@@ -113,6 +113,7 @@ def test_broken_module(monkeypatch):
     rows = {check.name: check for check in doctor.checks()}
     assert rows["dgl"].status == rows["torch"].status == "bad"
     assert rows["dgl"].detail == "OSError: libdgl.so: cannot open shared object file"
+    assert doctor.exit_status([rows["dgl"]]) == 1
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,12 @@ def gpu(functions):
 def test_gpu_with_cpu_only_dgl(monkeypatch):
     monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu"]))
     assert doctor._cuda() == ("off", "torch sees H100, but dgl is a CPU-only build")
+
+
+def test_gpu_without_dgl(monkeypatch):
+    monkeypatch.setattr(doctor, "import_module", gpu([]))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert doctor._cuda() == ("ok", "H100, CUDA 13.0")
 
 
 def test_gpu(monkeypatch):

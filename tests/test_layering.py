@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "metselect_dgl"
 # From bottom to top; a part may import its own row and the rows below it.
 LAYERS = (
-    ("_C", "atomic_file", "kernels", "reference"),
+    ("_C", "atomic_file", "kernels", "optional", "reference"),
     ("ops",),
     ("checks", "functional"),
     ("nn",),
-    ("config", "data", "plots"),
+    ("config", "data", "plots", "pyg"),
     ("train",),
     ("experiments",),
     ("__main__", "cli"),
