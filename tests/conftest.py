@@ -52,9 +52,9 @@ HERE = Path(__file__).parent
 OPS = ["class_distances", "select_layer", "selected_cross_entropy"]
 MORE = "moments whitening attention_sum graph_ops fused ops metselect backbones alternatives"
 # Files that need no DGL: those that are quick enough to run twice, and the others.
-WITHOUT_DGL = "calibration class_distances graph_ops moments ops pyg select_layer"
+WITHOUT_DGL = "calibration class_distances graph_ops moments pyg select_layer"
 WITHOUT_DGL += " selected_cross_entropy whitening"
-SLOW_WITHOUT_DGL = "compile cuda_moments doctor int32 layering native triton without_dgl"
+SLOW_WITHOUT_DGL = "compile cuda_moments doctor int32 layering native ops triton without_dgl"
 INTERPRETED = {"TRITON_INTERPRET": "1", "METSELECT_BACKEND": "triton"}
 # Tests that need a process of their own: what to run, and the environment.
 ELSEWHERE = {
