@@ -112,8 +112,6 @@ setup(
     package_data={"metselect_dgl.experiments": ["paper.yaml"]},
     install_requires=[
         "torch==2.13.0",
-        "dgl==1.1.3",
-        "packaging",  # imported by dgl, but not among its requirements
         "numpy>=1.26",
         "scipy>=1.11",
         "PyYAML>=6.0",
@@ -121,6 +119,9 @@ setup(
         "matplotlib>=3.8",
     ],
     extras_require={
+        # packaging is imported by dgl, but not among its requirements
+        "dgl": ["dgl==1.1.3", "packaging"],
+        "pyg": ["torch_geometric>=2.5"],
         "ogb": ["ogb==1.3.6"],
         "dev": [
             "clang-format",

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "data", "functional", "nn"]
+__all__ = ["__version__", "data", "functional", "nn", "pyg"]
 
 
 def __getattr__(name: str):

@@ -4,13 +4,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
-
-from metselect_dgl.data import NodeDataset, hop_chain, save_npz
 
 # The tensors of the tests are small: threads would mostly wait for each other, and where cores
 # are shared, for seconds. New processes read the variable.
@@ -32,14 +31,18 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def small() -> NodeDataset:
+def small():
     """A hop_chain of 300 nodes; nobody changes it."""
+    from metselect_dgl.data import hop_chain  # needs DGL, which not every test does
+
     return hop_chain(n_nodes=300)
 
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory) -> Path:
     """A data folder with tiny.npz, a hop_chain of 200 nodes and 2 splits."""
+    from metselect_dgl.data import hop_chain, save_npz
+
     folder = tmp_path_factory.mktemp("data")
     save_npz(hop_chain(n_nodes=200, n_splits=2), folder / "tiny.npz")
     return folder
@@ -48,6 +51,10 @@ def tiny_dir(tmp_path_factory) -> Path:
 HERE = Path(__file__).parent
 OPS = ["class_distances", "select_layer", "selected_cross_entropy"]
 MORE = "moments whitening attention_sum graph_ops fused ops metselect backbones alternatives"
+# Files that need no DGL: those that are quick enough to run twice, and the others.
+WITHOUT_DGL = "calibration class_distances graph_ops moments pyg select_layer"
+WITHOUT_DGL += " selected_cross_entropy whitening"
+SLOW_WITHOUT_DGL = "compile cuda_moments doctor int32 layering native ops triton without_dgl"
 INTERPRETED = {"TRITON_INTERPRET": "1", "METSELECT_BACKEND": "triton"}
 # Tests that need a process of their own: what to run, and the environment.
 ELSEWHERE = {
@@ -58,7 +65,17 @@ ELSEWHERE = {
         [*OPS, *MORE.split(), "calibration", "bad_input"],
         {"METSELECT_BACKEND": "reference"},
     ),
+    "without_dgl": (["-p", "tests.hidden_dgl", *WITHOUT_DGL.split()], {}),
 }
+collect_ignore = []
+if find_spec("dgl") is None:
+    collected = {f"test_{name}.py" for name in f"{WITHOUT_DGL} {SLOW_WITHOUT_DGL}".split()}
+    collect_ignore += [file.name for file in HERE.glob("test_*.py") if file.name not in collected]
+
+
+def pytest_report_header():
+    if collect_ignore:
+        return f"left out, since DGL is not installed: {' '.join(sorted(collect_ignore))}"
 
 
 class Elsewhere:

@@ -16,7 +16,7 @@ import metselect_dgl
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = {
-    "metselect_dgl": ["__version__", "data", "functional", "nn"],
+    "metselect_dgl": ["__version__", "data", "functional", "nn", "pyg"],
     "metselect_dgl.data": [
         "DATASETS",
         "NodeDataset",
@@ -78,6 +78,7 @@ PUBLIC = {
         "posterior_loss",
         "sampling_graph",
     ],
+    "metselect_dgl.pyg": ["AllLayers", "MetSelect"],
 }
 
 
@@ -155,6 +156,13 @@ def test_examples_run(module):
         torch.manual_seed(seed)
         dgl.seed(seed)
         assert doctest.testmod(importlib.import_module(module)).failed == 0, f"seed {seed}"
+
+
+def test_examples_of_pyg_run():
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    results = doctest.testmod(importlib.import_module("metselect_dgl.pyg"))
+    assert results.attempted > 0
+    assert results.failed == 0
 
 
 def test_there_are_examples():

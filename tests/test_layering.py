@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "metselect_dgl"
 # From bottom to top; a part may import its own row and the rows below it.
 LAYERS = (
-    ("_C", "atomic_file", "kernels", "reference"),
+    ("_C", "atomic_file", "kernels", "optional", "reference"),
     ("ops",),
     ("checks", "functional"),
     ("nn",),
-    ("config", "data", "plots"),
+    ("config", "data", "plots", "pyg"),
     ("train",),
     ("experiments",),
     ("__main__", "cli"),
@@ -81,6 +81,8 @@ def violations(path: str, source: str) -> list[str]:
             faults.append(f"{what} is not in the standard library")
         if outer == "dgl" and HEIGHT[part] < HEIGHT["nn"]:
             faults.append(f"{what} is for nn and above")
+        if outer == "dgl" and part == "pyg":
+            faults.append(f"{what} is not for users of PyG")
         if outer == "triton" and part != "kernels":
             faults.append(f"{what} is for kernels")
         if part == "reference" and outer != "torch":
@@ -144,6 +146,7 @@ BAD = {
     "package": ("metselect_dgl/__init__.py", "from . import nn", "above"),
     "dgl-below": ("metselect_dgl/functional/graph.py", "import dgl.function as fn", "nn and above"),
     "dgl-in-checks": ("metselect_dgl/checks.py", "from dgl import DGLGraph", "nn and above"),
+    "dgl-in-pyg": ("metselect_dgl/pyg.py", "def f():\n    import dgl", "not for users of PyG"),
     "triton": ("metselect_dgl/ops/__init__.py", "import triton.language as tl", "kernels"),
     "backend-in-nn": ("metselect_dgl/nn/losses.py", "from ..reference import log_odds", "backend"),
     "backend-lazily": (

@@ -65,6 +65,15 @@ def test_tutorial_code_runs(tmp_path, monkeypatch, capsys):
     assert "FinalSelect: test accuracy" in capsys.readouterr().out
 
 
+def test_pyg_code_runs():
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    names = run_code(ROOT / "docs/pyg.md")
+    for out in (names["out"], names["selection"]):
+        right = out.logits.argmax(1) == names["y"]
+        assert right[names["test"]].double().mean() > 0.45  # by chance 0.33
+    assert names["out"].layer.bincount().argmax() == 0
+
+
 def test_readme_is_short():
     assert len(README.read_text().splitlines()) <= 130
 

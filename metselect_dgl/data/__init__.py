@@ -9,10 +9,13 @@ from os import PathLike
 from pathlib import Path
 from zipfile import BadZipFile
 
-from .dataset import NodeDataset, Split, edge_homophily, undirected_graph
-from .npz import load_npz, save_npz
-from .public import DGL_CLASSES, has_arxiv, load_arxiv, load_dgl
-from .synthetic import arxiv_twin, contextual_sbm, hop_chain
+from ..optional import needs_dgl
+
+with needs_dgl(__name__):
+    from .dataset import NodeDataset, Split, edge_homophily, undirected_graph
+    from .npz import load_npz, save_npz
+    from .public import DGL_CLASSES, has_arxiv, load_arxiv, load_dgl
+    from .synthetic import arxiv_twin, contextual_sbm, hop_chain
 
 __all__ = [
     "DATASETS",

@@ -1,12 +1,14 @@
 """The edges of a graph, and features that are mostly 0, as the sparse ops take them."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from dgl import DGLGraph
 from torch import Tensor
 
 from ..functional import graph as MG
+
+if TYPE_CHECKING:
+    from dgl import DGLGraph
 
 
 class Adjacency(NamedTuple):
@@ -25,7 +27,7 @@ class Adjacency(NamedTuple):
     out_degrees: Tensor  # of the sources in the whole graph, [N]
 
     @classmethod
-    def of(cls, graph: DGLGraph, index: Tensor | None = None) -> "Adjacency":
+    def of(cls, graph: "DGLGraph", index: Tensor | None = None) -> "Adjacency":
         """Return the edges into all nodes, or into the nodes `index`, in that order."""
         source, target = (ends.long() for ends in graph.edges())  # whatever its format
         indices = source[target.argsort(stable=True)]

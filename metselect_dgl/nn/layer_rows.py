@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from .. import functional as MF
 from ..checks import check_finite
+from .feature_rows import FeatureRows
 from .plain_modules import is_plain_linear
-from .prepared import FeatureRows
 
 
 @dataclass

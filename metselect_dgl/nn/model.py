@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .head import Selection, evaluating, lock_of, select_in_full
-from .source import BATCH, layer_source
+from .source import BATCH, LayerSource, layer_source
 
 
 class LayerSelect(nn.Module):
@@ -19,11 +19,15 @@ class LayerSelect(nn.Module):
         self.backbone = backbone
         self.head = self.head_class(backbone.layer_feats, n_classes, **options)
 
+    def source(self, graph, feat, batch_size: int | None = None) -> LayerSource:
+        """Return the source of the layers of a graph and its features, or of blocks."""
+        return layer_source(self.backbone, graph, feat, batch_size)
+
     def forward(self, graph, feat, labels=None, index=None, logits: bool = True) -> Selection:
         """Select for the nodes `index` (all without it) of a graph, or for the seeds of blocks;
         with labels, also the loss. In training, ``logits=False`` leaves the logits out."""
         with lock_of(self):
-            source = layer_source(self.backbone, graph, feat)
+            source = self.source(graph, feat)
             labels, index = self.head.check_targets(labels, index, source.n_rows)
             if labels is None and index is None and not (self.training or torch.is_grad_enabled()):
                 return self.head.predict(source)
@@ -48,7 +52,7 @@ class LayerSelect(nn.Module):
             raise ValueError(f"{type(self.head).__name__} needs all layers; leave out batch_size")
         batch_size = BATCH if batch_size is None and exit_at < 1 else batch_size
         with evaluating(self):
-            source = layer_source(self.backbone, graph, feat, batch_size)
+            source = self.source(graph, feat, batch_size)
             return self.head.predict(source, exit_at, progress)
 
     @torch.no_grad()
@@ -58,7 +62,7 @@ class LayerSelect(nn.Module):
         """Estimate the class moments with the present weights and, on validation nodes, what makes
         layers comparable. Returns the selection for these, by a gate that saw other labels only."""
         with evaluating(self):
-            source = layer_source(self.backbone, graph, feat, batch_size)
+            source = self.source(graph, feat, batch_size)
             train_labels, nodes = self.head.check_targets(labels, train_index, source.n_rows)
             if val_index is not None:
                 val_labels, val = self.head.check_targets(labels, val_index, source.n_rows)

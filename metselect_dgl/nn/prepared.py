@@ -13,61 +13,15 @@ from typing import Any
 import dgl
 import torch
 from dgl import DGLGraph
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import functional as MF
 from ..checks import check_finite
 from ..functional.graph import fingerprint
-from .adjacency import Adjacency, SparseRows
+from .adjacency import Adjacency
+from .feature_rows import FeatureRows, once
 
 _GRAPHS = 2  # training and evaluation may take turns between two graphs
 _INDICES = 4  # of training, calibration, prediction, and one more
-
-
-class FeatureRows:
-    """The rows `index` of features that are the same in every call."""
-
-    def __init__(self, feat: Tensor, index: Tensor | None) -> None:
-        self._feat, self.index = weakref.ref(feat), index
-        self.derived: dict[str, Any] = {}
-        self.labels: Tensor | None = None  # of the moments
-
-    @property
-    def feat(self) -> Tensor:
-        """The features of this call, which are not kept alive for the next."""
-        return self._feat()
-
-    @feat.setter
-    def feat(self, feat: Tensor) -> None:
-        self._feat = weakref.ref(feat)
-
-    def rows(self) -> Tensor:
-        """Return the rows, [n, F]."""
-        if self.index is None:
-            return self.feat
-        return _once(self.derived, "rows", lambda: self.feat[self.index])
-
-    def sparse(self) -> SparseRows | None:
-        """Return the rows in compressed form where that is faster, else None."""
-        return _once(self.derived, "sparse", lambda: SparseRows.if_sparse(self.rows()))
-
-    def map(self, linear: nn.Linear) -> Tensor:
-        """Return the image of the rows under a linear map, [n, D]."""
-        sparse = self.sparse()
-        if sparse is None:
-            return linear(self.rows())
-        return sparse.times(linear.weight.T) + linear.bias
-
-    def moments(self, labels: Tensor, n_classes: int) -> MF.Moments:
-        """Return the class moments of the rows, whose classes are `labels` [n]."""
-        if self.labels is None or not torch.equal(self.labels, labels):
-            self.derived.pop("moments", None)
-            self.labels = labels.clone()
-        return _once(
-            self.derived,
-            "moments",
-            lambda: MF.moments([self.feat], labels, n_classes, index=self.index),
-        )
 
 
 class PreparedGraph:
@@ -116,22 +70,22 @@ class PreparedGraph:
 
     def edges(self, index: Tensor | None, make: Callable[..., Adjacency]) -> Adjacency:
         """Return the edges into all nodes, or into those of a known index."""
-        return _once(self.of_graph, ("edges", id(index)), lambda: make(self.graph, index))
+        return once(self.of_graph, ("edges", id(index)), lambda: make(self.graph, index))
 
     def features(self, feat: Tensor, index: Tensor | None) -> FeatureRows:
         """Return the rows of constant features at a known index."""
-        rows = _once(self.of_features, ("rows", id(index)), lambda: FeatureRows(feat, index))
+        rows = once(self.of_features, ("rows", id(index)), lambda: FeatureRows(feat, index))
         rows.feat = feat  # of the same contents
         return rows
 
     def propagated(self, feat: Tensor, index: Tensor | None, propagate: Callable) -> Tensor:
         """Return the rows of the propagated features at a known index."""
-        whole = _once(
+        whole = once(
             self.of_features, ("propagated", id(None)), lambda: propagate(self.graph, feat)
         )
         if index is None:
             return whole
-        return _once(self.of_features, ("propagated", id(index)), lambda: whole[index])
+        return once(self.of_features, ("propagated", id(index)), lambda: whole[index])
 
 
 class PreparedGraphs:
@@ -166,14 +120,6 @@ def _forget(prepared: weakref.ref, _: weakref.ref) -> None:
         prepared().of_graph.clear()
         prepared().of_features.clear()
         prepared().looped = None
-
-
-def _once(derived: dict, key: Any, make: Callable[[], Any]) -> Any:
-    """Return what was made for a key; a later call, with or without gradients, may use it."""
-    if key not in derived:
-        with torch.inference_mode(False), torch.no_grad():
-            derived[key] = make()
-    return derived[key]
 
 
 def add_self_loops(graph: DGLGraph) -> DGLGraph:

@@ -3,18 +3,22 @@
 Heads consume the layers of a source without knowing how they are computed.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import singledispatch
+from typing import TYPE_CHECKING
 
 import torch
-from dgl import DGLGraph
 from torch import Tensor, nn
 
 from ..checks import check_feat, check_finite, check_layers
 from .layer_rows import LayerRows, LayerStack
 from .plain_modules import is_plain_linear
-from .sampler import DegreeSampler
+
+if TYPE_CHECKING:
+    from dgl import DGLGraph
 
 BATCH = 65536  # nodes whose neighbours are looked up together, unless another number is given
 TILE = 8192  # rows of stored layers that are looked at together
@@ -38,7 +42,7 @@ class LayerSource:
         gradients; the layers before are computed only as far as these need them."""
         raise NotImplementedError(f"{type(self).__name__} does not give its layers in order")
 
-    def repeatable(self) -> "LayerSource":
+    def repeatable(self) -> LayerSource:
         """Return a source that can be swept again at the least cost that memory allows."""
         return self
 
@@ -183,6 +187,8 @@ class BatchedSource(LayerSource):
                 "first_layer(feat) and layer_on_block(depth, block, h) (see BatchedSource); leave "
                 "out batch_size to compute all nodes at once"
             ) from None
+        from .sampler import DegreeSampler  # needs DGL, unlike the other sources
+
         self.layer_feats = backbone.layer_feats
         self.graph, self.feat, self.batch_size, self.loops = graph, feat, batch_size, loops
         self.sampler = DegreeSampler([-1], graph)
