@@ -15,6 +15,7 @@ from ..checks import check_feat, check_finite, check_layers
 from .layer_rows import LayerRows, LayerStack
 from .plain_modules import is_plain_linear
 from .sampler import DegreeSampler
+from .streams import check_stream
 
 BATCH = 65536  # nodes whose neighbours are looked up together, unless another number is given
 TILE = 8192  # rows of stored layers that are looked at together
@@ -280,6 +281,7 @@ def layer_source(
 
     Any module that returns its layers will do; with a `batch_size`, see :class:`BatchedSource`.
     """
+    check_stream(graph)
     if batch_size is None:
         return StoredLayers(lambda: backbone(graph, feat), backbone.layer_feats)
     if len(feat) != graph.num_nodes():
