@@ -1,7 +1,7 @@
 # Targets for developers and CI; `make` lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test dist sanitize kernel-report cuda-build-check bench bench-full bench-report results lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report results lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -24,9 +24,6 @@ demo: .venv/ready ## train on a synthetic dataset and print the selected layers
 
 test: .venv/ready ## run the tests
 	$(BIN)/python -m pytest
-
-dist: .venv/ready ## build the wheel and the sdist in dist/ and test both in empty environments (downloads gigabytes)
-	$(BIN)/python tests/dist_check.py
 
 # Python itself is not sanitized, so the runtime is preloaded, with libstdc++, whose exceptions it
 # intercepts. -fno-wrapv: Python's own flags define signed overflow. --capture=sys: a report is not

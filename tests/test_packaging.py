@@ -231,7 +231,6 @@ def test_help_lists_every_word(checkout):
         "setup",
         "demo",
         "test",
-        "dist",
         "sanitize",
         "kernel-report",
         "cuda-build-check",
