@@ -34,10 +34,9 @@ library = $$($${CXX:-c++} -print-file-name=$1)
 
 sanitize: .venv/ready ## run the tests of the ops with address and undefined-behaviour sanitizers
 	@[ -e "$(call library,libasan.so)" ] || { echo "sanitize: $(no_asan)" >&2; exit 1; }
-	rm -rf build/sanitize/lib
-	METSELECT_BACKEND=native METSELECT_CXXFLAGS="$(SANITIZE)" \
-	  $(BIN)/python setup.py -q build --build-base build/sanitize --build-lib build/sanitize/lib
-	export METSELECT_BACKEND=native PYTHONPATH=$(CURDIR)/build/sanitize/lib PYTHONSAFEPATH=1 \
+	export XDG_CACHE_HOME=$(CURDIR)/build/sanitize; \
+	METSELECT_CXXFLAGS="$(SANITIZE)" $(BIN)/metselect build || exit 1; \
+	export METSELECT_BACKEND=native \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so)"; \
 	ops=$$($(BIN)/python -c 'from metselect_dgl.ops import OPS; print(*OPS)') && \
@@ -84,11 +83,11 @@ format: .venv/ready ## format the code
 	$(if $(CSRC),$(BIN)/clang-format -i $(CSRC) $(wildcard tests/emulation/*.h))
 
 doctor: .venv/ready ## check this installation and suggest remedies
-	@$(BIN)/python -P metselect_dgl/doctor.py
+	@$(BIN)/python -m metselect_dgl.doctor
 
 clean: ## remove build products; the packages in .venv stay
 	rm -rf build dist *.egg-info .benchmarks .hypothesis .pytest_cache .ruff_cache
-	rm -f metselect_dgl/*.so .venv/ready
+	rm -f .venv/ready
 	find . -name .venv -prune -o -name __pycache__ -exec rm -rf {} +
 
 no_python = '$(PYTHON)' is not Python 3.11; install it, or name yours: make setup PYTHON=/path/to/python3.11
@@ -103,7 +102,7 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 
 # An interrupted call is completed by the next one: the stamp is written last, and a package that
 # pip did not finish lacks INSTALLER; without its .dist-info pip installs it again.
-.venv/ready: requirements.txt requirements-dev.txt setup.py pyproject.toml $(CSRC)
+.venv/ready: requirements.txt requirements-dev.txt setup.py pyproject.toml metselect_dgl/build.py $(CSRC)
 	@for info in $(SITE)/*.dist-info; do [ -e "$$info/INSTALLER" ] || rm -rf "$$info"; done
 	@$(whole_venv) || { \
 	  $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || $(call die,no_python); \
@@ -116,5 +115,5 @@ whole_venv = $(BIN)/python -m pip --version 2>/dev/null | grep -q 'python 3.11' 
 	  ! grep -q 'No space left' $(LOG) || $(call die,no_space); $(call die,no_packages); }
 	@echo "building the package and its compiled kernels (a minute or two, once)"
 	@$(BIN)/python -m pip install -v --no-input --no-build-isolation --no-deps -e . >>$(LOG) 2>&1 || $(call die,no_build)
-	@ls metselect_dgl/_C*.so >/dev/null 2>&1 || ! command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_engine)" >&2
+	@$(BIN)/python -c 'from metselect_dgl import build; raise SystemExit(not build.built())' || ! command -v $${CXX:-c++} >/dev/null || echo "setup: $(no_engine)" >&2
 	@touch $@

@@ -1,7 +1,6 @@
 """`pytest benchmarks`: options, the dataset, metadata in the JSON, and the printed tables."""
 
 import os
-from contextlib import chdir
 from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")  # without it DGL writes a file to the home folder
@@ -104,7 +103,8 @@ def pytest_benchmark_update_machine_info(config, machine_info) -> None:
 
 def pytest_benchmark_update_commit_info(config, commit_info) -> None:
     """Use the commit of this repository, wherever pytest was started."""
-    with chdir(HERE):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(HERE)
         commit_info |= get_commit_info()
 
 

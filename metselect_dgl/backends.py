@@ -1,8 +1,8 @@
 """Which backend implements an operator on a device, and why a backend is not available.
 
 - ``reference``: plain torch (`metselect_dgl.reference`), every operator on every device;
-- ``native``: the compiled extension `metselect_dgl._C`, every operator on a CPU and, if it was
-  built with CUDA, `moments` on a GPU;
+- ``native``: the compiled extension `metselect_dgl._C` (see `metselect_dgl.build`), every operator
+  on a CPU and, if it was built with CUDA, `moments` on a GPU;
 - ``triton``: the kernels of `metselect_dgl.kernels`, some operators on a GPU, or on a CPU under
   Triton's interpreter (for tests).
 
@@ -11,12 +11,16 @@ imported with this file, so that `metselect doctor` can read it where torch cann
 """
 
 import os
+import sys
 from functools import lru_cache
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
+
+from . import build
 
 CHOICES = ("auto", "native", "reference", "triton")
 DEVICES = ("cpu", "cuda")
+TRITON_RANGE = ("3.0", "3.9")  # the oldest version that has what the kernels use, the newest tested
 TRITON_OPS = (
     "class_distances",
     "class_distances_backward",
@@ -39,8 +43,8 @@ def has_op(backend: str, name: str, device: str) -> bool:
 
 
 def native_built() -> bool:
-    """Return whether the extension was built; it is not imported."""
-    return find_spec("metselect_dgl._C") is not None
+    """Return whether the extension is built for this torch; it is not imported."""
+    return bool(sys.modules.get(build.NAME) or build.built())
 
 
 def native_unavailable() -> str:
@@ -50,13 +54,15 @@ def native_unavailable() -> str:
     """
     if requested() not in ("auto", "native"):
         return f"METSELECT_BACKEND={requested()}"
-    if not native_built():
-        return "the extension is not built"
-    import_module("torch")  # loads the libraries that the extension is linked to
+    if sys.modules.get(build.NAME):
+        return ""
+    path = build.built()
+    if path is None:
+        return f"the extension is not built for torch {import_module('torch').__version__}"
     try:
-        import_module("metselect_dgl._C")
+        build.load(path)
     except ImportError as error:
-        return f"the extension cannot be imported ({error})"
+        return f"the extension cannot be imported ({error}); delete {path.parent}"
     return ""
 
 
@@ -70,13 +76,16 @@ def triton_unavailable(device: str) -> str:
         return f"METSELECT_BACKEND={requested()}"
     if find_spec("triton") is None:
         return "triton is not installed"
+    version = metadata.version("triton")
+    if int(version.partition(".")[0]) < 3:
+        return f"triton {version} is older than {TRITON_RANGE[0]}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device == "cpu":
         if interpreted and requested() == "triton":
             return ""
         return "kernels run on a CPU only in Triton's interpreter, for tests"
-    version = import_module("torch").version
-    if not (version.cuda or version.hip):
+    built_for = import_module("torch").version
+    if not (built_for.cuda or built_for.hip):
         return "torch is built without CUDA"
     return "TRITON_INTERPRET=1 cannot read the memory of a GPU" if interpreted else ""
 
@@ -98,8 +107,7 @@ def check_requested() -> None:
         raise ValueError(f"METSELECT_BACKEND is {choice!r}; use one of {', '.join(CHOICES)}")
     if choice == "native" and native_unavailable():
         raise ImportError(
-            f"METSELECT_BACKEND=native, but {native_unavailable()}; build it with "
-            "`pip install --no-build-isolation --no-deps -e .`"
+            f"METSELECT_BACKEND=native, but {native_unavailable()}; build it with `metselect build`"
         )
     if choice == "triton" and triton_unavailable("cpu"):
         no_gpu = "" if import_module("torch").cuda.is_available() else "no GPU is visible"

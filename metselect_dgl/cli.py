@@ -10,7 +10,7 @@ import types
 import typing
 from pathlib import Path
 
-from . import __version__, doctor
+from . import __version__, build, doctor
 from .atomic_file import only_writer, write_atomic
 from .config import Config
 from .experiments.studies import FULL, QUICK, STUDIES, check_names
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     command = _command(commands, "demo", _demo, "train on a synthetic dataset, print the selection")
     command.add_argument("--out", type=Path, default=Path("runs/demo"))
     command.add_argument("--seed", type=int, default=0)
+    _command(commands, "build", lambda args: build.main(), "compile the operators for this torch")
     text = "check this installation and suggest remedies"
     command = _command(commands, "doctor", lambda args: doctor.main(args.data_dir), text)
     _add_data_dir(command)

@@ -1,11 +1,13 @@
 """Checks of this installation, with a remedy for each one that fails: `metselect doctor`.
 
-Only the standard library is imported with this file, so that `python -P metselect_dgl/doctor.py`
-also runs where torch or DGL cannot be imported.
+Only the standard library is imported with this file, so that `python -m metselect_dgl.doctor` also
+runs where torch or DGL cannot be imported.
 """
 
+import json
 import os
 import platform
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -13,8 +15,12 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-TORCH = "2.13.0"
+PYTHON = (3, 10), (3, 13)  # the oldest and the newest version that can be used
+TORCH = 2, 2  # the oldest version that can be used
 REQUIRED = ("python", "torch")
+DGL_EXTRA = "pip install 'metselect-dgl[dgl]'"
+ADAPTER = "use a torch that dgl has a file for in dgl/tensoradapter/pytorch, or the default stream"
+TESTED = Path(__file__).with_name("compatibility.json")
 
 
 @dataclass(frozen=True)
@@ -28,17 +34,22 @@ class Check:
 
 
 def _python() -> tuple[str, str]:
-    status = "ok" if sys.version_info[:2] == (3, 11) else "bad"
+    oldest, newest = PYTHON
+    status = "ok" if oldest <= sys.version_info[:2] <= newest else "bad"
     return status, f"{platform.python_version()} at {sys.executable}"
 
 
 def _torch() -> tuple[str, str]:
     version = import_module("torch").__version__
-    pinned = version.split("+")[0] == TORCH
-    return ("ok", version) if pinned else ("bad", f"{version}, but {TORCH} is pinned")
+    major, minor = re.match(r"(\d+)\.(\d+)", version).groups()
+    if (int(major), int(minor)) < TORCH:
+        return "bad", f"{version}, but 2.2 is the oldest version that can be used"
+    return "ok", version
 
 
-def _dgl() -> tuple[str, str]:
+def _dgl() -> tuple[str, ...]:
+    if find_spec("dgl") is None:
+        return "off", "not installed; graphs and backbones need it", DGL_EXTRA
     os.environ.setdefault("DGLBACKEND", "pytorch")
     dgl, torch = import_module("dgl"), import_module("torch")
     chain = dgl.add_self_loop(dgl.graph(([0, 1], [1, 2])))
@@ -46,6 +57,18 @@ def _dgl() -> tuple[str, str]:
     if not torch.isfinite(out).all():
         return "bad", f"{dgl.__version__}, but GraphConv on 3 nodes gives {out.tolist()}"
     return "ok", f"{dgl.__version__}, GraphConv runs"
+
+
+def _versions() -> tuple[str, str]:
+    torch = import_module("torch").__version__.partition("+")[0]
+    dgl = "none" if find_spec("dgl") is None else metadata.version("dgl").partition("+")[0]
+    found = {"python": "{}.{}".format(*sys.version_info), "torch": torch, "dgl": dgl}
+    text = f"Python {found['python']}, torch {torch}, dgl {dgl}: "
+    for row in json.loads(TESTED.read_text(encoding="utf-8")):
+        if found.items() <= row.items() and row["result"] != "not run":
+            passed = row["result"] == "passed"
+            return ("ok", f"{text}tested") if passed else ("off", f"{text}{row['result']}")
+    return "off", f"{text}not tested together"
 
 
 def _extension() -> tuple[str, ...]:
@@ -70,7 +93,10 @@ def _triton() -> tuple[str, ...]:
     choice = backends.requested()
     if find_spec("triton") is None:
         return "bad" if choice == "triton" else "off", "not installed; its kernels are not used"
-    version = metadata.version("triton")
+    oldest, newest = backends.TRITON_RANGE
+    version = f"{metadata.version('triton')} (supported: {oldest} to {newest})"
+    if int(version.partition(".")[0]) < 3:
+        return "bad" if choice == "triton" else "off", f"{version}, too old: not used"
     if choice == "triton":
         try:
             backends.check_requested()
@@ -82,7 +108,7 @@ def _triton() -> tuple[str, ...]:
     return "ok", version
 
 
-def _cuda() -> tuple[str, str]:
+def _cuda() -> tuple[str, ...]:
     torch = import_module("torch")
     if torch.version.cuda is None:
         return "off", f"torch {torch.__version__} is a build without CUDA"
@@ -90,12 +116,16 @@ def _cuda() -> tuple[str, str]:
         return "off", f"torch is built for CUDA {torch.version.cuda}, but no GPU is visible"
     device = torch.cuda.get_device_name()
     if find_spec("dgl") is None:
-        return "ok", f"{device}, CUDA {torch.version.cuda}"
+        return "ok", f"{device}, CUDA {torch.version.cuda}; dgl is not installed"
     import_module("dgl")
     names = import_module("dgl._ffi.function").list_global_func_names()
     if "device_api.cuda" not in names:
         return "off", f"torch sees {device}, but dgl is a CPU-only build"
-    return "ok", f"{device}, CUDA {torch.version.cuda}"
+    if not import_module("dgl._ffi.base").is_tensor_adaptor_enabled():
+        why = f"dgl has no memory adapter for torch {torch.__version__}"
+        safe = "its kernels run on the null stream, so only torch's default stream can be used"
+        return "off", f"{device}, CUDA {torch.version.cuda}; {why}: {safe}", ADAPTER
+    return "ok", f"{device}, CUDA {torch.version.cuda}; dgl's memory adapter is loaded"
 
 
 def _data(folder: str | os.PathLike | None) -> tuple[str, str]:
@@ -115,7 +145,7 @@ def _ogb() -> tuple[str, str]:
 
 
 def _cache() -> tuple[str, str]:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
+    folder = import_module("metselect_dgl.build").cache_home()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         return "ok", f"{folder} is writable"
@@ -124,17 +154,17 @@ def _cache() -> tuple[str, str]:
 def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
     """Check everything the package can use, with .npz data sets in `data_dir` (by default
     METSELECT_DATA); never raises."""
-    reinstall = "delete .venv and run `make setup`, or `pip install"
-    build = "`METSELECT_BACKEND=native pip install --no-build-isolation --no-deps -e .`"
-    without = "results are the same without it; with a C++ compiler, in a checkout, "
+    build = "results are the same without it; with a C++ compiler, `metselect build` builds it"
+    dgl = f"{DGL_EXTRA}; dgl 2.x works beside some versions of torch only, dgl==1.1.3 beside all"
     folder = "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets"
     probes = {
-        "python": (_python, "use Python 3.11: dgl 1.1.3 has no build for later ones"),
-        "torch": (_torch, f"{reinstall} torch=={TORCH}`"),
-        "dgl": (_dgl, "pip install 'metselect-dgl[dgl]'; only functional, heads and pyg need none"),
-        "extension": (_extension, f"{without}{build} builds it or reports the error"),
-        "triton": (_triton, "it comes with the CUDA build of torch, on Linux"),
-        "cuda": (_cuda, f"for a GPU, install the CUDA builds of torch {TORCH} and of dgl 1.1.3"),
+        "python": (_python, "use Python 3.10 to 3.13"),
+        "torch": (_torch, "pip install 'torch>=2.2'"),
+        "dgl": (_dgl, dgl),
+        "versions": (_versions, "docs/compatibility.md lists the versions that were tested"),
+        "extension": (_extension, build),
+        "triton": (_triton, "without it the reference runs; it comes with torch's CUDA build"),
+        "cuda": (_cuda, "for a GPU, install CUDA builds of torch and dgl"),
         "data": (lambda: _data(data_dir), folder),
         "ogb": (_ogb, "pip install 'metselect-dgl[ogb]'"),
         "cache": (_cache, "set XDG_CACHE_HOME to a folder that can be written"),

@@ -43,13 +43,13 @@ def pinned(*names: str) -> list[str]:
 
 
 def environment(folder: Path) -> Path:
-    """Return the Python of a virtual environment with torch's CUDA build and setup.py's needs."""
+    """Return the Python of a virtual environment with torch's CUDA build."""
     python = folder / "bin/python"
     if not python.exists():
         run(sys.executable, "-m", "venv", folder)
     (torch,) = pinned("torch")
     # === is the version without a local part: ==2.13.0 would also take 2.13.0+cpu.
-    wanted = torch.replace("==", "==="), *pinned("numpy", "setuptools", "wheel")
+    wanted = torch.replace("==", "==="), *pinned("numpy")
     constraints = "-c", ROOT / "requirements.txt"
     print(f"installing {wanted[0]} into {folder} (gigabytes)", flush=True)
     run(python, "-m", "pip", "install", "--quiet", "--no-input", *constraints, *wanted)
@@ -100,17 +100,14 @@ def main() -> None:
     print(f"building with {home} (minutes)", flush=True)
     settings = {
         "CUDA_HOME": str(home),
-        "METSELECT_BACKEND": "native",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": str(ROOT),
         # Only compiling, linking and loading are checked; -O3 would take much longer.
         "METSELECT_CXXFLAGS": os.environ.get("METSELECT_CXXFLAGS", "-O0 -g0"),
     }
-    built = folder / "lib-metselect"
-    shutil.rmtree(built, ignore_errors=True)
-    bases = "--build-base", folder / "build", "--build-lib", built
-    os.chdir(ROOT)
-    run(python, "setup.py", "-q", "build", *bases, **settings)
-    path = {"PYTHONPATH": str(built), "METSELECT_BACKEND": "auto"}
-    print(run(python, "-P", "-c", LIST, **path), end="")
+    shutil.rmtree(folder / "cache", ignore_errors=True)
+    print(run(python, "-m", "metselect_dgl.build", **settings), end="")
+    print(run(python, "-c", LIST, **settings, METSELECT_BACKEND="auto"), end="")
 
 
 if __name__ == "__main__":

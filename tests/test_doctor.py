@@ -1,15 +1,19 @@
 """The doctor lists every part, never raises, and gives a remedy for each row that is not ok."""
 
+import json
 import os
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from metselect_dgl import backends, doctor, ops
+from metselect_dgl import backends, build, doctor, ops
 
-NAMES = ["python", "torch", "dgl", "extension", "triton", "cuda", "data", "ogb", "cache"]
+NAMES = "python torch dgl versions extension triton cuda data ogb cache".split()
+CACHE = os.environ.get("XDG_CACHE_HOME", "")  # which has the extension
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +51,7 @@ def test_dgl_is_ok_here():
     [
         ("torch", "torch", "bad", 1),
         ("dgl", "dgl", "off", 0),
+        ("torch", "versions", "off", 1),
         ("torch", "cuda", "off", 1),
         ("metselect_dgl._C", "extension", "off", 0),
         ("triton", "triton", "off", 0),
@@ -73,41 +78,38 @@ def test_missing_module(monkeypatch, module, name, status, code):
             "auto",
             False,
             "off",
-            "the extension is not built; the ops run as plain torch, th",
+            "the extension is not built for torch 2.",
         ),
         (
             "native",
             False,
             "bad",
-            "the extension is not built; METSELECT_BACKEND=native requires",
+            "the extension is not built for torch 2.",
         ),
         ("triton", True, "off", "built; METSELECT_BACKEND=triton"),
         ("gpu", True, "bad", "METSELECT_BACKEND is 'gpu'"),
     ],
 )
 def test_extension(monkeypatch, choice, built, status, detail):
-    module = SimpleNamespace(__file__="_C.so", __spec__="found") if built else None
-    monkeypatch.setitem(sys.modules, "metselect_dgl._C", module)
+    module = SimpleNamespace(__file__="_C.so") if built else None
+    monkeypatch.setitem(sys.modules, build.NAME, module)
     monkeypatch.setenv("METSELECT_BACKEND", choice)
     found = row("extension")
     assert found.status == status
     assert found.detail.startswith(detail)
     assert ("unset" in found.remedy) == (choice in ("reference", "triton", "gpu"))
+    assert ("`metselect build`" in found.remedy) == (detail.startswith("the extension is not"))
 
 
-def test_extension_that_cannot_be_imported(monkeypatch):
-    def broken(name):
-        if name == "metselect_dgl._C":
-            raise ImportError("_C.so: undefined symbol: f")
-
-    monkeypatch.setitem(sys.modules, "metselect_dgl._C", SimpleNamespace(__spec__="found"))
-    monkeypatch.setattr(backends, "import_module", broken)
+def test_extension_that_cannot_be_imported(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, build.NAME, None)
+    (tmp_path / "_C.so").write_text("not a library")
+    monkeypatch.setattr(build, "built", lambda: tmp_path / "_C.so")
     found = row("extension")
     assert found.status == "bad"
-    assert found.detail.startswith(
-        "the extension cannot be imported (_C.so: undefined symbol: f); the ops run as plain torch"
-    )
-    assert "pip install" in found.remedy
+    assert found.detail.startswith("the extension cannot be imported (")
+    assert f"delete {tmp_path}; the ops run as plain torch" in found.detail
+    assert "`metselect build`" in found.remedy
 
 
 def test_broken_module(monkeypatch):
@@ -122,26 +124,71 @@ def test_broken_module(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [("2.13.0", "ok"), ("2.13.0+cu130", "ok"), ("2.13.1", "bad")]
+    ("version", "status"), [("2.13.0+cu130", "ok"), ("2.2.0", "ok"), ("2.1.2", "bad")]
 )
-def test_torch_pin(monkeypatch, version, status):
+def test_oldest_torch(monkeypatch, version, status):
     monkeypatch.setattr(doctor, "import_module", lambda _: SimpleNamespace(__version__=version))
     assert doctor._torch()[0] == status
 
 
-@pytest.fixture
-def dgl_is_found(monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: "found")
+@pytest.mark.parametrize(
+    ("version", "status"), [((3, 9), "bad"), ((3, 10), "ok"), ((3, 13), "ok"), ((3, 14), "bad")]
+)
+def test_python_versions(monkeypatch, version, status):
+    monkeypatch.setattr(sys, "version_info", version)
+    assert doctor._python()[0] == status
 
 
-def gpu(functions):
+def test_python_versions_are_those_of_the_package():
+    oldest, newest = doctor.PYTHON
+    wanted = metadata.metadata("metselect-dgl")["Requires-Python"]
+    assert set(wanted.split(",")) == {f">=3.{oldest[1]}", f"<3.{newest[1] + 1}"}
+
+
+def test_dgl_is_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dgl", None)
+    assert row("dgl").remedy == "pip install 'metselect-dgl[dgl]'"
+    assert row("versions").detail.endswith("dgl none: not tested together")
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "detail"),
+    [
+        ("passed", "ok", "tested"),
+        ("not run", "off", "not tested together"),
+        ("import dgl fails", "off", "import dgl fails"),
+    ],
+)
+def test_versions(monkeypatch, tmp_path, result, status, detail):
+    found = {"python": "3.11", "torch": "2.4.1", "dgl": "1.1.3"}
+    others = [{**found, "torch": "2.4.0", "result": "passed"}, {**found, "result": result}]
+    (tmp_path / "table.json").write_text(json.dumps(others))
+    monkeypatch.setattr(doctor, "TESTED", tmp_path / "table.json")
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    monkeypatch.setattr(metadata, "version", lambda name: "1.1.3")
+    torch = SimpleNamespace(__version__="2.4.1+cu121")
+    monkeypatch.setattr(doctor, "import_module", lambda name: torch)
+    text = f"Python 3.11, torch 2.4.1, dgl 1.1.3: {detail}"
+    assert doctor._versions() == (status, text)
+
+
+def test_the_pinned_versions_are_tested():
+    lines = (Path(__file__).parents[1] / "requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and line[0] != "#")
+    wanted = {"python": "3.11", "torch": pins["torch"], "dgl": pins["dgl"], "result": "passed"}
+    assert wanted.items() in [row.items() for row in json.loads(doctor.TESTED.read_text())]
+
+
+def gpu(functions, adapter=True):
     modules = {
         "torch": SimpleNamespace(
-            version=SimpleNamespace(cuda="13.0"),
+            __version__="2.4.1",
+            version=SimpleNamespace(cuda="12.1"),
             cuda=SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "H100"),
         ),
         "dgl": None,
         "dgl._ffi.function": SimpleNamespace(list_global_func_names=lambda: functions),
+        "dgl._ffi.base": SimpleNamespace(is_tensor_adaptor_enabled=lambda: adapter),
     }
     return modules.__getitem__
 
@@ -153,13 +200,21 @@ def test_gpu_with_cpu_only_dgl(monkeypatch, dgl_is_found):
 
 def test_gpu_without_dgl(monkeypatch):
     monkeypatch.setattr(doctor, "import_module", gpu([]))
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert doctor._cuda() == ("ok", "H100, CUDA 13.0")
+    monkeypatch.setitem(sys.modules, "dgl", None)
+    assert doctor._cuda() == ("ok", "H100, CUDA 12.1; dgl is not installed")
 
 
-def test_gpu(monkeypatch, dgl_is_found):
-    monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu", "device_api.cuda"]))
-    assert doctor._cuda() == ("ok", "H100, CUDA 13.0")
+def test_gpu(monkeypatch):
+    monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cuda"]))
+    assert doctor._cuda() == ("ok", "H100, CUDA 12.1; dgl's memory adapter is loaded")
+
+
+def test_gpu_without_memory_adapter(monkeypatch):
+    monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cuda"], adapter=False))
+    status, detail, remedy = doctor._cuda()
+    assert status == "off"
+    assert "no memory adapter for torch 2.4.1" in detail and "null stream" in detail
+    assert "default stream" in remedy
 
 
 def test_data(monkeypatch, tmp_path):
@@ -209,6 +264,19 @@ def test_triton(monkeypatch, choice, interpreted, status):
     assert row("triton").status == status
 
 
+@pytest.mark.parametrize(("choice", "status"), [("auto", "off"), ("triton", "bad")])
+def test_old_triton(monkeypatch, choice, status):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.2.0")
+    monkeypatch.setenv("METSELECT_BACKEND", choice)
+    found = row("triton")
+    assert found.status == status
+    assert found.detail == "2.2.0 (supported: 3.0 to 3.9), too old: not used"
+    assert "the reference runs" in found.remedy
+    for device in backends.DEVICES:
+        assert backends.triton_unavailable(device) == "triton 2.2.0 is older than 3.0"
+
+
 def test_ops_that_a_backend_has_no_kernel_for_are_listed(monkeypatch):
     monkeypatch.setattr(ops, "unavailable", lambda device: {})
     lines = doctor.ops_table().splitlines()
@@ -221,8 +289,8 @@ def test_ops_that_a_backend_has_no_kernel_for_are_listed(monkeypatch):
 
 def ops_lines(**variables: str) -> list[str]:
     """Return the lines about the ops from a new process."""
-    command = [sys.executable, "-P", doctor.__file__]
-    environment = {**os.environ, "DGLBACKEND": "pytorch", **variables}
+    command = [sys.executable, "-m", "metselect_dgl.doctor"]
+    environment = {**os.environ, "DGLBACKEND": "pytorch", "XDG_CACHE_HOME": CACHE, **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stdout.partition("\n\n")[2].splitlines()
 

@@ -23,7 +23,7 @@ LAYERS = (
     ("__main__", "cli"),
 )
 # Import the standard library only, so that the doctor runs where nothing else can be imported.
-STANDALONE = ("__init__", "backends", "doctor")
+STANDALONE = ("__init__", "backends", "build", "doctor")
 HEIGHT = {part: height for height, parts in enumerate(LAYERS) for part in parts}
 HEIGHT |= dict.fromkeys(STANDALONE, -1)
 BACKENDS = {"_C", "kernels", "reference"}

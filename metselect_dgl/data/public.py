@@ -19,6 +19,7 @@ import dgl
 import numpy as np
 import torch
 
+from ..build import cache_home
 from .dataset import NodeDataset, undirected_graph
 
 DGL_CLASSES = {
@@ -35,11 +36,6 @@ DGL_CLASSES = {
 TIMEOUT_SECONDS = 20
 MANIFEST = "metselect-sha256.json"  # hashes of what was downloaded
 ARXIV_URL = "https://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
-
-
-def cache_home() -> Path:
-    """Return ``$XDG_CACHE_HOME/metselect_dgl``, or ``~/.cache/metselect_dgl``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metselect_dgl"
 
 
 def fetch_zip(url: str, folder: Path, inside: str = "") -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..atomic_file import write_atomic
+from ..build import cache_home
 from .dataset import NodeDataset, undirected_graph
 from .npz import PARTS, dataset_from_arrays, load_npz
-from .public import cache_home
 from .random_draws import apportion, block_edges, class_means, draw_members, random_masks
 
 ARXIV_EDGES = 1_166_243

@@ -15,6 +15,7 @@ from .plain_modules import is_hooked, settings_of
 from .prepared import PreparedGraphs, add_self_loops
 from .sampler import knows_degrees, sampling_graph
 from .source import BatchedSource, GraphSource, LayerSource, StoredLayers, layer_source
+from .streams import check_stream
 
 
 class Backbone(nn.Module):
@@ -140,6 +141,7 @@ class Backbone(nn.Module):
         check_feat(feat, graph.num_src_nodes(), self.in_feats, next(self.parameters()))
         if graph.device != feat.device:
             raise ValueError(f"graph is on {graph.device}, feat on {feat.device}; use .to()")
+        check_stream(graph)
 
     def check_exact_on_blocks(self) -> None:
         """Raise an error if a block with all neighbours does not give the layer of the graph."""
