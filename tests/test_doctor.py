@@ -204,7 +204,8 @@ def test_ops_that_a_backend_has_no_kernel_for_are_listed(monkeypatch):
 
 def ops_lines(**variables: str) -> list[str]:
     """Return the lines about the ops from a new process."""
-    command = [sys.executable, "-P", doctor.__file__]
+    run = f"import runpy; runpy.run_path({doctor.__file__!r}, run_name='__main__')"
+    command = [sys.executable, "-c", run]
     environment = {**os.environ, "DGLBACKEND": "pytorch", **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return done.stdout.partition("\n\n")[2].splitlines()

@@ -23,8 +23,11 @@ def digest(folder: Path) -> str:
     """Return a digest of the files of one part."""
     content = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
+        of_file = hashlib.sha256()
         with open(path, "rb") as file:
-            content.update(hashlib.file_digest(file, "sha256").digest())
+            while chunk := file.read(2**20):
+                of_file.update(chunk)
+        content.update(of_file.digest())
     return content.hexdigest()[:16]
 
 
