@@ -11,9 +11,11 @@ imported with this file, so that `metselect doctor` can read it where torch cann
 """
 
 import os
+import re
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 CHOICES = ("auto", "native", "reference", "triton")
 DEVICES = ("cpu", "cuda")
@@ -60,6 +62,12 @@ def native_unavailable() -> str:
     return ""
 
 
+def triton_version() -> str:
+    """Return the version of the installed Triton; it is not imported."""
+    text = Path(find_spec("triton").origin).read_text()
+    return re.search(r"""__version__ = ["'](.+?)["']""", text)[1]
+
+
 def triton_unavailable(device: str) -> str:
     """Return why Triton's kernels are not available on a device, "" if they are.
 
@@ -70,6 +78,8 @@ def triton_unavailable(device: str) -> str:
         return f"METSELECT_BACKEND={requested()}"
     if find_spec("triton") is None:
         return "triton is not installed"
+    if int(triton_version().partition(".")[0]) < 3:
+        return f"triton is {triton_version()}, the kernels need 3.0"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if device == "cpu":
         if interpreted and requested() == "triton":

@@ -70,13 +70,15 @@ def _triton() -> tuple[str, ...]:
     choice = backends.requested()
     if find_spec("triton") is None:
         return "bad" if choice == "triton" else "off", "not installed; its kernels are not used"
-    version = metadata.version("triton")
+    version = backends.triton_version()
     if choice == "triton":
         try:
             backends.check_requested()
         except ImportError as error:
             remedy = "unset METSELECT_BACKEND, or set TRITON_INTERPRET=1 to try kernels"
             return "bad", f"{version}, but importing the ops fails: {error}", remedy
+    elif int(version.partition(".")[0]) < 3:
+        return "off", f"{version}, but the kernels need 3.0; the reference is used on a GPU"
     elif not import_module("torch").cuda.is_available():
         return "ok", f"{version}; no GPU is visible, so only tests use it"
     return "ok", version

@@ -192,6 +192,15 @@ def test_triton(monkeypatch, choice, interpreted, status):
     assert row("triton").status == status
 
 
+def test_an_old_triton_is_not_used(monkeypatch):
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(backends, "triton_version", lambda: "2.2.0")
+    monkeypatch.setenv("METSELECT_BACKEND", "auto")
+    assert "2.2.0, but the kernels need 3.0" in row("triton").detail
+    for device in backends.DEVICES:
+        assert backends.triton_unavailable(device) == "triton is 2.2.0, the kernels need 3.0"
+
+
 def test_ops_that_a_backend_has_no_kernel_for_are_listed(monkeypatch):
     monkeypatch.setattr(ops, "unavailable", lambda device: {})
     lines = doctor.ops_table().splitlines()
