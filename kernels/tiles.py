@@ -35,10 +35,29 @@ def own_fields(count: int) -> tuple[tl.constexpr, ...]:
     return tuple(map(tl.constexpr, range(first, first + count + 1)))
 
 
+# Triton 3.0 and 3.1 cannot make a pointer type of a constexpr inside a kernel.
+_FLOAT16, _BFLOAT16, _FLOAT32, _FLOAT64, _INT32, _INT64 = (
+    tl.constexpr(tl.pointer_type(kind))
+    for kind in (tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.int32, tl.int64)
+)
+
+
 @triton.jit
 def matrix(row, field: tl.constexpr, DTYPE: tl.constexpr):
     """Load the address in a field of a row of the table."""
-    return tl.load(row + field).to(tl.pointer_type(DTYPE))
+    address = tl.load(row + field)
+    if DTYPE == tl.float16:  # noqa: SIM300
+        return address.to(_FLOAT16)
+    elif DTYPE == tl.bfloat16:  # noqa: SIM300
+        return address.to(_BFLOAT16)
+    elif DTYPE == tl.float32:  # noqa: SIM300
+        return address.to(_FLOAT32)
+    elif DTYPE == tl.float64:  # noqa: SIM300
+        return address.to(_FLOAT64)
+    elif DTYPE == tl.int32:  # noqa: SIM300
+        return address.to(_INT32)
+    else:
+        return address.to(_INT64)
 
 
 @triton.jit

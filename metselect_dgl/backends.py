@@ -11,10 +11,12 @@ imported with this file, so that `metselect doctor` can read it where torch cann
 """
 
 import os
+import re
 import sys
 from functools import lru_cache
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 from . import build
 
@@ -66,6 +68,12 @@ def native_unavailable() -> str:
     return ""
 
 
+def triton_version() -> str:
+    """Return the version of the installed Triton, of whatever package; it is not imported."""
+    text = Path(find_spec("triton").origin).read_text()
+    return re.search(r"""__version__ = ["'](.+?)["']""", text)[1]
+
+
 def triton_unavailable(device: str) -> str:
     """Return why Triton's kernels are not available on a device, "" if they are.
 
@@ -76,7 +84,7 @@ def triton_unavailable(device: str) -> str:
         return f"METSELECT_BACKEND={requested()}"
     if find_spec("triton") is None:
         return "triton is not installed"
-    version = metadata.version("triton")
+    version = triton_version()
     if int(version.partition(".")[0]) < 3:
         return f"triton {version} is older than {TRITON_RANGE[0]}"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"

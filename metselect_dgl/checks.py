@@ -15,6 +15,14 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
+def in_autocast(device: torch.device) -> bool:
+    """Return whether autocast is enabled for the type of the device."""
+    if torch.__version__ >= "2.4":
+        return torch.is_autocast_enabled(device.type)
+    cpu = device.type == "cpu"
+    return torch.is_autocast_cpu_enabled() if cpu else torch.is_autocast_enabled()
+
+
 def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "feat") -> None:
     """Raise unless `feat` is [rows, width] with dtype and device of the parameter `like`."""
     if not isinstance(feat, Tensor) or not feat.is_floating_point():
@@ -26,7 +34,7 @@ def check_feat(feat: Tensor, rows: int, width: int, like: Tensor, what: str = "f
         raise ValueError(f"{what} is on {feat.device}, the model on {like.device}; use .to()")
     if feat.dtype in (torch.float16, torch.bfloat16) and feat.device.type == "cpu":
         raise TypeError(f"{what} is {feat.dtype}, which DGL refuses on a CPU; use feat.float()")
-    if feat.dtype != like.dtype and not torch.is_autocast_enabled(feat.device.type):
+    if feat.dtype != like.dtype and not in_autocast(feat.device):
         raise TypeError(f"{what} is {feat.dtype}, the model is {like.dtype}; convert one of them")
     if feat.dim() != 2 or feat.shape[1] != width:
         raise ValueError(f"{what} has shape {tuple(feat.shape)}, expected [{rows}, {width}]")

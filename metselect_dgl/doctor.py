@@ -94,7 +94,7 @@ def _triton() -> tuple[str, ...]:
     if find_spec("triton") is None:
         return "bad" if choice == "triton" else "off", "not installed; its kernels are not used"
     oldest, newest = backends.TRITON_RANGE
-    version = f"{metadata.version('triton')} (supported: {oldest} to {newest})"
+    version = f"{backends.triton_version()} (supported: {oldest} to {newest})"
     if int(version.partition(".")[0]) < 3:
         return "bad" if choice == "triton" else "off", f"{version}, too old: not used"
     if choice == "triton":

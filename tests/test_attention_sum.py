@@ -10,7 +10,7 @@ from dgl.nn import GATConv
 from benchmarks.op_cases import assert_close, compressed_edges, gradients
 from metselect_dgl import ops, reference
 
-OPS = torch.ops.metselect
+OPS = ops.functions
 SLOPE = 0.2
 native = pytest.mark.skipif(
     not ops.NATIVE, reason="the extension is not built, or METSELECT_BACKEND is reference"

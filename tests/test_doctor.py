@@ -267,7 +267,7 @@ def test_triton(monkeypatch, choice, interpreted, status):
 @pytest.mark.parametrize(("choice", "status"), [("auto", "off"), ("triton", "bad")])
 def test_old_triton(monkeypatch, choice, status):
     pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setattr(metadata, "version", lambda name: "2.2.0")
+    monkeypatch.setattr(backends, "triton_version", lambda: "2.2.0")
     monkeypatch.setenv("METSELECT_BACKEND", choice)
     found = row("triton")
     assert found.status == status

@@ -9,7 +9,7 @@ from metselect_dgl.functional import graph
 from metselect_dgl.nn.adjacency import SparseRows
 from metselect_dgl.ops.neighbour_sum import NeighbourSum
 
-OPS = torch.ops.metselect
+OPS = ops.functions
 
 
 def edges(targets: int, sources: int, n_edges: int, seed: int = 0) -> tuple:

@@ -17,7 +17,7 @@ unsanitized = pytest.mark.skipif(
     "ASAN_OPTIONS" in os.environ,
     reason="a sanitizer brings its own allocator, and looks at nothing in the reference",
 )
-OPS = torch.ops.metselect
+OPS = ops.functions
 
 
 def python(code: str, backend: str) -> subprocess.CompletedProcess:
@@ -30,8 +30,7 @@ def python(code: str, backend: str) -> subprocess.CompletedProcess:
 def registered(backend: str) -> str:
     code = (
         "import torch, metselect_dgl.ops as ops;"
-        "print(ops.NATIVE, torch._C._dispatch_has_kernel_for_dispatch_key("
-        "'metselect::moments', 'CPU'))"
+        "print(ops.NATIVE, ops.compiled('moments', torch.device('cpu')))"
     )
     done = python(code, backend)
     assert done.returncode == 0, done.stderr

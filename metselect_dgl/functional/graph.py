@@ -14,7 +14,7 @@ from ..ops.neighbour_sum import NeighbourSum
 
 __all__ = ["attention_sum", "compiled", "fingerprint", "linear_relu", "neighbour_sum"]
 
-_ops = torch.ops.metselect
+_ops = ops.functions
 
 
 def compiled(device: torch.device) -> bool:

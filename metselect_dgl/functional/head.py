@@ -5,12 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .. import ops  # noqa: F401  registers torch.ops.metselect
+from .. import ops
 from ..checks import check_finite
 from .arguments import Index, Tensors, index_per_layer, same_dtype
 
 RULES = ("confidence", "distance", "opposite")
-_ops = torch.ops.metselect
+_ops = ops.functions
 
 
 def class_distances(

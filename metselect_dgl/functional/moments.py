@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import ops  # noqa: F401  registers torch.ops.metselect
+from .. import ops
 from ..checks import check_labels
 from .arguments import Index, Tensors, index_per_layer, same_dtype
 
@@ -149,7 +149,7 @@ def moments(
     layers = same_dtype([h.detach() for h in layers])
     if shifts is None:
         shifts = sampled_means(layers, labels, n_classes, index)
-    count, sums, grams = torch.ops.metselect.moments(layers, labels, index, list(shifts))
+    count, sums, grams = ops.functions.moments(layers, labels, index, list(shifts))
     return Moments(count, list(shifts), sums, grams)
 
 
@@ -217,7 +217,7 @@ def whitening(
             group_rho = n.new_full((len(depths),), shrinkage)
         for position, depth in enumerate(depths):
             covariances[depth], rho[depth] = covariance[position], group_rho[position]
-    return torch.ops.metselect.whitening(covariances, torch.stack(rho), eps)
+    return ops.functions.whitening(covariances, torch.stack(rho), eps)
 
 
 def _spread(mean: Tensor, covariance: Tensor, eps: float) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from dgl import DGLGraph
 from torch import Tensor, nn
 
-from ..checks import check_feat, check_finite
+from ..checks import check_feat, check_finite, in_autocast
 from ..functional import graph as MG
 from .conv.base import Convolution
 from .plain_modules import is_hooked, settings_of
@@ -165,7 +165,7 @@ class Backbone(nn.Module):
         """Return whether the module itself is called: of a subclass, with hooks, changed after it
         was made, in autocast."""
         changed = is_hooked(conv) or settings_of(conv) not in self._made
-        return self.own_modules or changed or torch.is_autocast_enabled(h.device.type)
+        return self.own_modules or changed or in_autocast(h.device)
 
     def fuses(self, h: Tensor) -> bool:
         """Return whether unchanged convolutions are computed on edges instead of by modules."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import functional as MF
-from ..checks import check_index, check_layers, labelled
+from ..checks import check_index, check_layers, in_autocast, labelled
 from .layer_rows import LayerStack
 from .source import LayerSource
 
@@ -165,7 +165,7 @@ def select_in_full(
 ) -> Selection:
     """Call `select` in the precision of the parameters, also under autocast."""
     like = next(head.parameters())
-    if not torch.is_autocast_enabled(like.device.type):
+    if not in_autocast(like.device):
         return head.select(stack, labels, logits)
     with torch.autocast(like.device.type, enabled=False):
         stack = LayerStack.of([h.to(like.dtype) for h in stack.rows()])

@@ -26,6 +26,7 @@ from . import (  # noqa: F401  each file registers its operators
 )
 
 OPS = tuple(registry.names)
+functions = registry.functions
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # dispatch keys
 
 
@@ -54,8 +55,8 @@ NATIVE = not _native_unavailable
 
 def compiled(name: str, device: torch.device) -> bool:
     """Return whether a backend other than the reference implements the operator on the device."""
-    key = _KEYS.get(device.type, "Undefined")
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"metselect::{name}", key)
+    operator, key = getattr(torch.ops.metselect, name).default, _KEYS.get(device.type)
+    return key is not None and operator.has_kernel_for_dispatch_key(key)
 
 
 def backend_of(name: str, device: str) -> str:

@@ -33,11 +33,13 @@ def _(layers, weights, biases, layer, labels, index, deep_supervision, wanted, k
 
 
 def _save(ctx, inputs, output):
-    """Save the gradients of the loss, which the operator returns with it."""
-    layers, weights, _, layer, _, index, _, ctx.wanted, _ = inputs
+    """Save the inputs and the gradients of the loss, which the operator returns with it. The
+    gradients are not saved tensors: a backward pass hands them on without a copy."""
+    layers, weights, biases, layer, labels, index, *ctx.options = inputs
     _, _, *grads = output
     ctx.set_materialize_grads(False)
-    save_lists(ctx, layer, layers, weights, index, *grads)
+    ctx.grads = [[g.detach() for g in part] for part in grads]
+    save_lists(ctx, layer, layers, weights, biases, index, [labels])
 
 
 def _is_one(grad: Tensor) -> bool:
@@ -49,10 +51,15 @@ def _is_one(grad: Tensor) -> bool:
 @selected_cross_entropy.gradient(setup=_save)
 def _(ctx, grad_loss, grad_logits, *_):
     check_first_order("selected_cross_entropy")
-    layer, layers, weights, index, *grads = saved_lists(ctx)
+    layer, layers, weights, biases, index, [labels] = saved_lists(ctx)
+    grads, ctx.grads = ctx.grads, None
+    deep_supervision, wanted, _ = ctx.options
+    if grads is None:  # a second backward pass: the first one gave its gradients away
+        inputs = layers, weights, biases, layer, labels, index, deep_supervision, wanted, False
+        _, _, *grads = torch.ops.metselect.selected_cross_entropy(*inputs)
     if grad_loss is None:
         grads = [[torch.zeros_like(g) for g in part] for part in grads]
-    elif not _is_one(grad_loss) or torch._C._autograd._get_current_graph_task_keep_graph():
+    elif not _is_one(grad_loss):
         grads = [[g * grad_loss for g in part] for part in grads]
     if grad_logits is not None and len(grad_logits):  # 0 rows if logits were not kept
         backward = torch.ops.metselect.selected_logits_backward
@@ -60,6 +67,6 @@ def _(ctx, grad_loss, grad_logits, *_):
         pairs = zip(grads, from_logits, strict=True)
         grads = [[g + m if len(g) else g for g, m in zip(*pair, strict=True)] for pair in pairs]
     to_layers, to_weights, to_biases = grads
-    triples = zip(to_layers, layers, ctx.wanted, strict=True)
+    triples = zip(to_layers, layers, wanted, strict=True)
     to_layers = [g.to(h.dtype) if want else None for g, h, want in triples]
     return to_layers, to_weights, to_biases, None, None, no_gradient(index), None, None, None
