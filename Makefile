@@ -1,7 +1,7 @@
 # Targets for developers and CI; `make` lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize kernel-report cuda-build-check bench bench-full bench-report results lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report compat dist cuda-build-check bench bench-full bench-report results lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -44,6 +44,12 @@ sanitize: .venv/ready ## run the tests of the ops with address and undefined-beh
 
 kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write docs/appendix/kernels.md (minutes)
 	$(BIN)/python -m benchmarks.kernel_report --out docs/appendix/kernels.md
+
+compat: ## run the tests with several versions of Python, torch and dgl and write docs/compatibility.md (hours, gigabytes)
+	$(PYTHON) tests/compatibility.py
+
+dist: ## build wheel and sdist in dist/ and try both in an empty environment (minutes, downloads torch and dgl)
+	$(PYTHON) tests/dist_check.py
 
 cuda-build-check: ## compile the CUDA ops against torch's CUDA build and list them (downloads gigabytes)
 	$(PYTHON) tests/cuda_build_check.py

@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist as scipy_cdist
 from torch import Tensor
 
 from metselect_dgl import functional as MF
-from metselect_dgl import reference
+from metselect_dgl import ops, reference
 
 from .baselines import (
     bare_products,
@@ -26,7 +26,7 @@ from .inputs import EPS, Inputs
 from .models import close
 from .runs import LIMITS
 
-metselect = torch.ops.metselect
+metselect = ops.functions
 LIMIT, CHOLESKY = LIMITS
 
 Op = Callable[[Inputs], dict[str, Callable]]

@@ -26,7 +26,8 @@ class ByReference(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "metselect":
-            return getattr(reference, func._opname)(*args, **(kwargs or {}))
+            name = func.name().partition("::")[2]
+            return getattr(reference, name)(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -143,13 +143,13 @@ class CostCounter(TorchDispatchMode):
         self.fused, self.cost, self.calls = fused, Cost(), Counter()
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if op.namespace == "metselect" and op._opname not in self.fused:
+        kwargs, own_name = kwargs or {}, op.name().partition("::")[2]
+        if op.namespace == "metselect" and own_name not in self.fused:
             with self:
-                return getattr(reference, op._opname)(*args, **kwargs)
+                return getattr(reference, own_name)(*args, **kwargs)
         result = op(*args, **kwargs)
         if op.namespace == "metselect":
-            self.calls[op._opname] += 1
+            self.calls[own_name] += 1
             return result
         name = op.__name__.split(".")[0]
         read, written = _tensors((args, kwargs)), _tensors(result)

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.op_cases import make_case
 from metselect_dgl.nn import MetSelectHead
+from metselect_dgl.ops import registry
 
 CASE = make_case(300, (5, 8), dtype=torch.float32)
 INDEX = torch.arange(0, 300, 2)
@@ -38,6 +39,9 @@ def steps(loss: str, modes: list[str], wrap) -> list:
 COMPILER = pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 
 
+@pytest.mark.skipif(
+    not registry.TORCH_2_4, reason="before torch 2.4 the operators have no fakes to trace with"
+)
 @pytest.mark.parametrize(
     ("backend", "loss", "modes"),
     [

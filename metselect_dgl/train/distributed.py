@@ -78,8 +78,9 @@ class ProcessGroup:
         parameters may get none. Buffers are broadcast at the end of epochs."""
         if self.size == 1:
             return model
+        sync = "forward_sync_buffers" if torch.__version__ >= "2.13" else "broadcast_buffers"
         return nn.parallel.DistributedDataParallel(
-            model, forward_sync_buffers=False, find_unused_parameters=unused
+            model, find_unused_parameters=unused, **{sync: False}
         )
 
 
