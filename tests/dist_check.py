@@ -1,4 +1,4 @@
-"""`make dist`: build a wheel and an sdist in dist/ and try both in an empty virtual environment with
+"""`make dist`: build a wheel and an sdist in dist/ and try both in an empty environment with
 torch and dgl: `metselect demo` without and with a C++ compiler, and versions that stay as they are.
 """
 
