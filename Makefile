@@ -1,7 +1,7 @@
 # Targets for developers and CI; `make` lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize kernel-report compat dist cuda-build-check bench bench-full bench-report results lint format doctor clean
+.PHONY: help setup demo test sanitize kernel-report compat triton-versions dist cuda-build-check bench bench-full bench-report results lint format doctor clean
 
 PYTHON ?= python3.11
 BIN := .venv/bin
@@ -47,6 +47,9 @@ kernel-report: .venv/ready ## compile every GPU kernel ahead of time and write d
 
 compat: ## run the tests with several versions of Python, torch and dgl and write docs/compatibility.md (hours, gigabytes)
 	$(PYTHON) tests/compatibility.py
+
+triton-versions: .venv/ready ## compile and interpret the Triton kernels with Triton 3.0 to 3.9
+	$(BIN)/python tests/triton_versions.py
 
 dist: ## build wheel and sdist in dist/ and try both in an empty environment (minutes, downloads torch and dgl)
 	$(PYTHON) tests/dist_check.py
