@@ -22,7 +22,17 @@ from metselect_dgl.experiments.explain import explanation_table
 from metselect_dgl.experiments.run_configs import Execution
 from metselect_dgl.train.checkpoint import CheckpointError
 
-COMMANDS = ["train", "partition", "launch", "compare", "reproduce", "explain", "demo", "doctor"]
+COMMANDS = [
+    "train",
+    "partition",
+    "launch",
+    "compare",
+    "reproduce",
+    "explain",
+    "demo",
+    "build",
+    "doctor",
+]
 FAST = "--dataset tiny --hidden 16 --epochs 3".split()
 
 
