@@ -26,7 +26,7 @@ LEFT_OUT = (
     "tf32 without_dgl"
 ).split()
 TEST_PACKAGES = ["pytest", "pytest-timeout", "pytest-benchmark", "hypothesis", "scikit-learn"]
-TEST_PACKAGES += ["setuptools>=77,<81", "wheel", "torch_geometric"]
+TEST_PACKAGES += ["setuptools>=77,<81", "wheel", "torch_geometric", "ogb"]
 # What a dgl needs beside its own requirements: 1.1.3 was built for NumPy 1 and 2, 2.1.0 for 1.
 DGL_PACKAGES = {
     "1.1.3": ["dgl==1.1.3", "packaging"],

@@ -193,7 +193,7 @@ def gpu(functions, adapter=True):
     return modules.__getitem__
 
 
-def test_gpu_with_cpu_only_dgl(monkeypatch, dgl_is_found):
+def test_gpu_with_cpu_only_dgl(monkeypatch):
     monkeypatch.setattr(doctor, "import_module", gpu(["device_api.cpu"]))
     assert doctor._cuda() == ("off", "torch sees H100, but dgl is a CPU-only build")
 
@@ -249,7 +249,7 @@ def test_table_is_aligned():
 def test_report_begins_with_the_table(capsys):
     doctor.main()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("python     ok   3.11")
+    assert lines[0].startswith("python     ok   3.1")
     assert lines[-1] == f"METSELECT_BACKEND chooses: {', '.join(backends.CHOICES)}"
 
 
@@ -259,6 +259,7 @@ def test_report_begins_with_the_table(capsys):
 )
 def test_triton(monkeypatch, choice, interpreted, status):
     pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(backends, "triton_version", lambda: "3.0.0")
     monkeypatch.setenv("METSELECT_BACKEND", choice)
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)
     assert row("triton").status == status
