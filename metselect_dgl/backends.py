@@ -74,6 +74,12 @@ def triton_version() -> str:
     return re.search(r"""__version__ = ["'](.+?)["']""", text)[1]
 
 
+def triton_has_float64() -> bool:
+    """Return whether Triton has products in float64."""
+    major, minor = triton_version().split(".")[:2]
+    return (int(major), int(minor)) >= (3, 2)
+
+
 def triton_unavailable(device: str) -> str:
     """Return why Triton's kernels are not available on a device, "" if they are.
 

@@ -1,5 +1,7 @@
 """torch.ops.metselect: every operator passes torch's own checks and compiles."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -96,3 +98,14 @@ def test_graph_capture():
 
     compiled = torch.compile(head, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*case.layers), head(*case.layers))
+
+
+@pytest.mark.parametrize(("supported", "called"), [(True, "kernel"), (False, "reference")])
+def test_float64_without_products_in_it_is_left_to_the_reference(monkeypatch, supported, called):
+    monkeypatch.setattr(ops.backends, "triton_has_float64", lambda: supported)
+    monkeypatch.setattr(ops.reference, "moments", lambda *inputs: "reference")
+    kernels = SimpleNamespace(moments=lambda *inputs: "kernel")
+    monkeypatch.setattr(ops, "import_module", lambda name: kernels)
+    run = ops._triton_kernel("moments")
+    assert run([torch.ones(2, 2)], [torch.ones(2, dtype=torch.float64)]) == called
+    assert run([torch.ones(2, 2)], [torch.ones(2)]) == "kernel"

@@ -18,8 +18,10 @@ VERSIONS = "3.0.0 3.1.0 3.2.0 3.3.1 3.4.0 3.5.1 3.6.0 3.7.1 3.8.0 3.9.0".split()
 HEAD = """# Triton versions
 
 Written by `make triton-versions`, beside the pinned torch and NumPy. Compiled: launches of all
-kernels (width 64, float32, first config) whose machine code was made for sm_80 and sm_90, without
-a GPU. Interpreted: the tests in `tests/kernels`, passed and failed.
+kernels (width 64; float32, bfloat16 and, from Triton 3.2 on, float64; first config) whose machine
+code was made for sm_80 and sm_90, without a GPU. Interpreted: the tests in `tests/kernels`, passed
+and failed. With Triton 3.0 and 3.1, which have no products in float64, the operators use plain
+PyTorch for float64.
 
 | Triton | compiled | interpreted |
 |---|---:|---|
@@ -32,6 +34,7 @@ def compile_kernels() -> int:
     from triton.runtime import driver
 
     from benchmarks.kernel_report import calls
+    from metselect_dgl.backends import triton_has_float64
     from metselect_dgl.kernels import tiles
 
     class Driver:
@@ -58,8 +61,10 @@ def compile_kernels() -> int:
     for capability in (80, 90):
         driver.set_active(Driver(capability))
         with mock.patch.object(tiles, "launch", compile_one):
-            for call in calls(64).values():
-                call()
+            for dtype in ("float32", "bfloat16", "float64"):
+                if dtype != "float64" or triton_has_float64():
+                    for call in calls(64, dtype).values():
+                        call()
     return len(compiled)
 
 

@@ -31,15 +31,22 @@ _KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # dispatch keys
 
 
 def _triton_kernel(name: str) -> Callable:
-    """Return a function that imports the Triton kernel when it is called; on a GPU that Triton
-    does not support it calls the reference."""
+    """Return a function that imports the Triton kernel when it is called; on a GPU or for a dtype
+    that Triton does not support it calls the reference."""
+    no_float64 = not backends.triton_has_float64()
 
     def run(*inputs):
-        if backends.gpu_too_old():
+        if backends.gpu_too_old() or (no_float64 and _has_float64(inputs)):
             return getattr(reference, name)(*inputs)
         return getattr(import_module("metselect_dgl.kernels"), name)(*inputs)
 
     return run
+
+
+def _has_float64(inputs: tuple) -> bool:
+    lists = [value if isinstance(value, list) else [value] for value in inputs]
+    tensors = (value for values in lists for value in values if isinstance(value, torch.Tensor))
+    return any(tensor.dtype == torch.float64 for tensor in tensors)
 
 
 backends.check_requested()
