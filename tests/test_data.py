@@ -696,6 +696,7 @@ def test_arxiv_from_ogbs_folder_without_network(tmp_path, folder, capfd):
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="refused before torch 2.6")
 @pytest.mark.parametrize("convert", [np.array, torch.tensor], ids=["numpy", "torch"])
 def test_arxiv_with_a_pickled_split(tmp_path, convert):
     write_five(tmp_path / "ogbn_arxiv")
@@ -713,7 +714,7 @@ def test_arxiv_split_file_runs_no_code(tmp_path):
 
     write_five(tmp_path / "ogbn_arxiv")
     torch.save({"train": Bomb()}, tmp_path / "ogbn_arxiv/split/time/split_dict.pt")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises((pickle.UnpicklingError, ValueError), match=r"Weights only|would run code"):
         load_dataset("ogbn-arxiv", tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -741,6 +742,7 @@ def test_ogb_missing_says_how_to_install_it(monkeypatch, tmp_path):
         load_dataset("ogbn-arxiv", tmp_path)
 
 
+@pytest.mark.skipif(dgl.__version__ >= "2", reason="DGL 2 imports ogb itself")
 def test_importing_the_package_does_not_import_ogb_and_ogb_starts_no_check():
     code = (
         "import sys, threading, metselect_dgl.data as data\n"
