@@ -198,7 +198,8 @@ def test_difficult_but_right(change):
     h, y = change(means[y] + torch.randn(60, 16), y)
     noise = torch.randn(len(h), 16)
     head = MetSelectHead((16, 16), 4)
-    with warnings.catch_warnings(action="ignore"):  # some classes are missing here
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some classes are missing here
         out = head([noise, h], labels=y)
     out.loss.backward()
     assert torch.isfinite(out.loss)

@@ -397,7 +397,8 @@ def test_a_large_offset_is_reported():
     layers[1] += 1e7
     with pytest.warns(UserWarning, match=r"layer 1 has means up to 1e\+07 .* torch.float32 cannot"):
         MetSelectHead([8, 8], 4)(layers, labels=labels)
-    with warnings.catch_warnings(action="error"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         MetSelectHead([8, 8], 4).double()([h.double() for h in layers], labels=labels)
 
 
