@@ -42,7 +42,8 @@ whose result differs from the reference is not timed. "-": not run, or not compa
 EPOCHS = """\
 `plain-DGL`: DGL's convolutions, ReLU and a linear decoder on the last layer, cross entropy on the
 training nodes; `-classes-last`: as in DGL's examples, the last convolution gives the logits.
-`FinalSelect`, `NDLSelect`, `AttnSelect`, `MetSelect`: this package with its defaults; `-paper`:
+`FinalSelect`, `NDLSelect`, `AttnSelect`, `MetSelect`: this package with its defaults except
+`propagate_once=False`, so that every epoch computes every convolution; `-paper`:
 without deep supervision; `-DGL-convs`: on DGL's convolutions; `-once`: features aggregated only
 once, before training (`propagate_once`, GCN and GIN). AttnSelect is timed at depth 2, hidden 64
 only: its LSTM is as wide as all layers. The paper's column holds the ratios of its own times, on a

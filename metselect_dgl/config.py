@@ -67,7 +67,7 @@ class Config:
     seed: int = _option(0, "seed of the weights and of a synthetic dataset")
     backbone: str = _option("gcn", ", ".join(BACKBONES))
     selector: str = _option("metselect", ", ".join(sorted(SELECTORS)))
-    num_layers: int = _option(2, "number of convolutions; the features are layer 0")
+    num_layers: int = _option(2, "number of convolutions; layer 0 is a linear map of the features")
     hidden: int = _option(64, "width of the layers")
     dropout: float = _option(0.0, "dropout on the input of every convolution")
     self_loop: bool = _option(False, "add a self-loop to every node")

@@ -155,7 +155,7 @@ def checks(data_dir: str | os.PathLike | None = None) -> list[Check]:
     """Check everything the package can use, with .npz data sets in `data_dir` (by default
     METSELECT_DATA); never raises."""
     build = "results are the same without it; with a C++ compiler, `metselect build` builds it"
-    dgl = f"{DGL_EXTRA}; dgl 2.x works beside some versions of torch only, dgl==1.1.3 beside all"
+    dgl = f"{DGL_EXTRA}; dgl 2.1.0 needs torch 2.2.1 or older; beside a newer one dgl==1.1.3"
     folder = "set METSELECT_DATA, or pass --data-dir, to a folder of .npz data sets"
     probes = {
         "python": (_python, "use Python 3.10 to 3.13"),

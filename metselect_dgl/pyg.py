@@ -93,6 +93,6 @@ class MetSelect(GraphMetSelect):
         return super().predict(edge_index, x)
 
     def calibrate(self, x, edge_index, labels, train_index, val_index=None) -> Selection | None:
-        """Estimate the class moments with the present weights and, on validation nodes, what makes
-        layers comparable. Returns the selection for these, by a gate that saw other labels only."""
+        """Estimate the class moments with the present weights; fit temperatures and gate on
+        validation nodes and return their selection, by gates fitted on other nodes."""
         return super().calibrate(edge_index, x, labels, train_index, val_index)

@@ -59,8 +59,8 @@ class LayerSelect(nn.Module):
     def calibrate(
         self, graph, feat, labels, train_index, val_index=None, batch_size=None
     ) -> Selection | None:
-        """Estimate the class moments with the present weights and, on validation nodes, what makes
-        layers comparable. Returns the selection for these, by a gate that saw other labels only."""
+        """Estimate the class moments with the present weights; fit temperatures and gate on
+        validation nodes and return their selection, by gates fitted on other nodes."""
         with evaluating(self):
             source = self.source(graph, feat, batch_size)
             train_labels, nodes = self.head.check_targets(labels, train_index, source.n_rows)

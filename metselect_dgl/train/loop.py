@@ -34,7 +34,7 @@ RESULTS = ("config.yaml", "metrics.json", "history.json", "predictions.npz", "la
 
 @dataclass
 class Progress:
-    """Everything a checkpoint holds besides model and optimizer."""
+    """The progress of training: epoch, best model and history."""
 
     epoch: int = 0
     best_epoch: int = -1
